@@ -39,6 +39,8 @@ def _stripped(text: str) -> str:
 
 def _same(answer: str, gold: str) -> bool:
     """Return whether a stripped answer equals a stripped gold answer."""
+    if not gold:  # a gold answer of punctuation alone says nothing, and nothing equals it
+        return False
     if answer == gold:
         return True
     value = _number(gold)

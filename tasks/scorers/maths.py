@@ -189,7 +189,7 @@ def mathematics(
 def _judge(answer: str, gold: str, compare: Compare) -> tuple[float, str]:
     """Return the score against one accepted form, and what decided it."""
     if _unspaced(answer) == _unspaced(gold):
-        return 1.0, "text"
+        return float(bool(gold)), "text"
     if max(len(answer), len(gold)) > LONGEST:
         return 0.0, "too_long"
     ours, theirs = number(answer), number(gold)

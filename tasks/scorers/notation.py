@@ -338,7 +338,7 @@ _BARE_UNIT = regex.compile(
 _DEGREES = regex.compile(r"(?P<value>[-\d.,/ ]+|-?\\frac\{\d+\}\{\d+\})\s*\^\\circ")
 _ANGLE = regex.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*\^\\circ")
 _EXPONENT = regex.compile(
-    r"(?<![\w.])(\d+\.\d+|\d+(?=[eE](?:\+|-?\d\d)))[eE]\+?(-?\d+)(?![\w.])|^(-?\d+)[eE]\+?(-?\d+)$"
+    r"(?<![\w.])(\d+\.\d+|\d+(?=[eE](?:\+|-?\d\d)))[eE]\+?(-?\d+)(?![\d.])|^(-?\d+)[eE]\+?(-?\d+)$"
 )
 _TRIGONOMETRY = regex.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _SQUARE = regex.compile(r"\b(?:square|sq\.?) (\w+)")

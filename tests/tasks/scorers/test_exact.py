@@ -43,6 +43,10 @@ def test_equal_forms(answer, accepted):
         ("1, 2", "1, 2, 3"),  # the beginning of a list
         ("1, 2, 3", "1, 2"),
         ("10\u00b2", "102"),  # a power
+        ("", "."),  # nothing equals what says nothing
+        ("", ""),
+        (".", "."),
+        (" .", "\u3002"),
     ],
 )
 def test_different_answers(answer, accepted):
@@ -63,5 +67,6 @@ def test_integer_equals_itself_in_any_notation(number):
 
 
 @given(st.text())
-def test_every_text_equals_itself(text):
-    assert exact_match(text, [text]) == RIGHT
+def test_every_text_that_says_something_equals_itself(text):
+    if any(sign.isalnum() for sign in text):
+        assert exact_match(text, [text]) == RIGHT

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -85,6 +86,78 @@ def test_equal_text(answer, gold, score):
 )
 def test_numbers_are_compared_exactly(answer, gold, score):
     assert judged(answer, gold) == (score, "number")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        # a decimal is the other number rounded or cut off, from seven digits on
+        *(("0.3333333", "1/3", 1), ("0.333333", "1/3", 0), ("0.6666667", "2/3", 1)),
+        *(("0.6666666", "2/3", 1), ("0.6666668", "2/3", 0), ("-0.6666667", "-2/3", 1)),
+        *(("-0.6666667", "2/3", 0), ("1/3", "0.3333333", 1), ("1/3", "0.333333", 0)),
+        *(("3.1415927", "3.14159265", 1), ("3.14159265", "3.1415927", 1)),
+        *(("33.3333333%", "1/3", 1), ("33.33333%", "1/3", 1), ("33.3333%", "1/3", 0)),
+        *(("66.66667", "66\\frac{2}{3}\\%", 1), ("16.67", "50/3", 0)),
+        # a fraction, and a number without decimals, is exact
+        *(("3333333333/10000000000", "1/3", 0), ("33333333", "100000000/3", 0)),
+        *(("1.2345679e8", "123456789", 0), ("1.23456789e8", "123456789", 1)),
+        *(("123456788.9", "123456789", 0), ("9007199254740992.0", "9007199254740993", 0)),
+        # a float has a rounding error
+        *(("0.30000000000000004", "0.3", 1), ("2.9999999999999996", "3", 1)),
+        *(("2.99999999999", "3", 0), ("3.0000000000001", "3", 0)),
+        # beside 0 there is no ratio: a float's error is 0, and a number that is written out is not
+        *(("1.2246e-16", "0", 1), ("-1.2246467991473532e-16", "0", 1), ("0", "1.2246e-16", 1)),
+        *(("1e-16", "0", 0), ("1.22e-13", "0", 0), ("1/10000000000000000", "0", 0)),
+        *(("0.000", "0", 1), ("1e-300", "2e-300", 0), ("1e-300", "1.0e-300", 1)),
+    ],
+)
+def test_rule_of_decimals(answer, gold, score):
+    assert judged(answer, gold)[0] == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"),
+    [
+        *(("7.071068", "5\\sqrt2", 1), ("7.07107", "5\\sqrt2", 0), ("7.071069", "5\\sqrt2", 0)),
+        *(("1.584962500721156", "\\log_2 3", 1), ("1.58496", "\\log_2 3", 0)),
+        *(("(0.3333333, 1)", "(\\frac13,1)", 1), ("(0.333333, 1)", "(\\frac13,1)", 0)),
+        *(("0.3333333x+1", "\\frac{x}{3}+1", 1), ("0.333333x+1", "\\frac{x}{3}+1", 0)),
+        *(
+            ("0.5+0.8660254i", "\\frac{1+\\sqrt3 i}{2}", 1),
+            ("0.5+0.866i", "\\frac{1+\\sqrt3 i}{2}", 0),
+        ),
+        ("1+1.2246467991473532e-16i", "1", 1),
+        *(("\\frac{1}{1006!}", "\\frac{1}{1004!}", 0), ("1/20!", "1/19!", 0)),
+        *(("2\\times10^{-19}", "3\\times10^{-19}", 0), ("10^{-20}", "0", 0), ("0", "10^{-20}", 0)),
+        *(("\\sin(\\pi)", "0", 1), ("\\sqrt2+\\sqrt3-\\sqrt{5+2\\sqrt6}", "0", 1)),
+        ("\\frac{1}{500!}x", "\\frac{1}{499!}x", 0),
+    ],
+)
+def test_rule_of_decimals_holds_in_formulas(answer, gold, score):
+    assert judged(answer, gold) == (score, "verifier")
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(7, 30))
+def test_rounded_number_is_the_number(above, below, digits):
+    exact = Fraction(above, below)
+    with localcontext() as context:
+        context.prec = digits
+        rounded = format(Decimal(above) / Decimal(below), "f")
+    places = len(rounded.partition(".")[2])
+    score = judged(rounded, f"{above}/{below}")[0]
+    if Fraction(rounded) != exact:
+        significant = rounded.replace(".", "").strip("0")
+        assert score == (len(significant) >= 7 and Fraction(rounded).denominator > 1)
+        wrong = f"{float(Fraction(rounded) + Fraction(2, 10**places)):.{places}f}"
+        if len(significant) < 15 and not wrong.endswith("0"):  # zeros at the end do not count
+            assert judged(wrong, f"{above}/{below}")[0] == 0
+    else:
+        assert score == 1
+
+
+def test_numbers_in_words_take_part_in_no_other():
+    for answer in ("twelve", "12 000", "2.5 million", "三", "12,34,567", "three hundred and two"):
+        assert judged(answer, "2")[0] == 0
 
 
 @pytest.mark.parametrize("text", ["1/0", "1,23", "1e999999999", "1 2", "x", "", "--1", "½"])
