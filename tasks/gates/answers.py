@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 from collections.abc import Callable
@@ -21,6 +22,17 @@ PLACEHOLDER = re.compile(
     r"|[-\u2013\u2014_]+|\?+|\.\.\.|\u2026"
 )
 ANSWER_TAG = re.compile("</?answer>")
+# What is left of a mark-up that holds nothing, and what stands between words.
+NOTHING = re.compile(
+    r"\\(?:text\w*|math\w+|mbox|emph|operatorname|underline|boldsymbol|bm|boxed|frac|sqrt)(?:\s*\{\s*\})+"
+    r"|\\(?:[,;:! ]|q?quad|displaystyle)|\\[()\[\]]|\$\s*\$|\*\*\s*\*\*|``|\"\"|''|\u201c\u201d"
+    r"|[\s.,;:\u3002\uff0c\uff1b\uff1a\u3001]"
+)
+ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
+HTML = re.compile(
+    r"<(b|i|u|p|em|strong|sub|sup|span|div|font|code|a|td|li)(?:\s[^<>]*)?>.*</\1>|(?<=\S)\s*<br\s*/?>",
+    re.IGNORECASE | re.DOTALL,
+)
 SPACES = re.compile("[\u00ad\u200b\u2060-\u2064\ufeff]")  # soft hyphen, characters without width
 JOINERS = re.compile("[\u200c-\u200f\u202a-\u202e\u2066-\u2069]")  # some scripts need them
 
@@ -40,6 +52,25 @@ def answer_problem(answer: str) -> AnswerFault | None:
 
 def _empty(answer: str) -> AnswerFault | None:
     return None if answer.strip() else AnswerFault("is empty", f"fill it in, {DROP}")
+
+
+def _says_nothing(answer: str) -> AnswerFault | None:
+    """Find punctuation and mark-up without a word, such as "." and "\\text{}"."""
+    rest, before = answer, None
+    while rest != before:
+        before, rest = rest, NOTHING.sub("", rest)
+    return None if rest else AnswerFault("says nothing", f"give the answer, {DROP}")
+
+
+def _html(answer: str) -> AnswerFault | None:
+    for matched in ENTITY.finditer(answer):
+        sign = html.unescape(matched[0])
+        if sign != matched[0]:
+            remedy = f"write {sign.strip() or 'a space'} for it, {DROP}"
+            return AnswerFault(f"has the HTML entity {matched[0]}", remedy)
+    if HTML.search(answer):
+        return AnswerFault("has HTML in it", f"write plain text or LaTeX, {DROP}")
+    return None
 
 
 def _placeholder(answer: str) -> AnswerFault | None:
@@ -120,6 +151,8 @@ def boxed_answer(answer: str) -> str | None:
 CHECKS: tuple[Callable[[str], AnswerFault | None], ...] = (
     _empty,
     _placeholder,
+    _says_nothing,
+    _html,
     _damaged,
     _invisible,
     _mojibake,

@@ -71,6 +71,8 @@ def as_text(content: Any, field: str, location: Place) -> str:
     Windows' line ends become line feeds. Raises RecordError where the value is empty or something
     else.
     """
+    if isinstance(content, Unreadable):
+        raise RecordError(Fault(location, content.problem, content.remedy, field, content.detail))
     if isinstance(content, int | float | Decimal) and not isinstance(content, bool):
         return _digits(Decimal(str(content)), field, location)
     if not isinstance(content, str | None):

@@ -128,13 +128,47 @@ def _rows(batch: pa.RecordBatch) -> list[Record]:
             columns[name] = column.to_pylist()
         except CONVERSION_ERRORS:
             columns[name] = [_converted(value) for value in column]
+        if _has_bytes(column.type):
+            columns[name] = [_decoded(value) for value in columns[name]]
     return [{name: columns[name][row] for name in columns} for row in range(batch.num_rows)]
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    """Return whether values of a type are bytes, or hold some."""
+    if pa.types.is_dictionary(kind):
+        return _has_bytes(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _decoded(value: Any) -> Any:
+    """Return a value with texts for its bytes, which a file may hold as BINARY without a type."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_decoded, value))
+    if isinstance(value, dict):
+        return {key: _decoded(each) for key, each in value.items()}
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        return _not_utf8(error)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> Unreadable:
+    return Unreadable("is not UTF-8", "save it as UTF-8", f" ({error.reason})")
 
 
 def _converted(value: pa.Scalar) -> Any:
     try:
         return value.as_py()
     except UnicodeDecodeError as error:
-        return Unreadable("is not UTF-8", "save it as UTF-8", f" ({error.reason})")
+        return _not_utf8(error)
     except CONVERSION_ERRORS as error:
         return Unreadable("cannot be read", "correct it, or drop the record", f" ({error})")

@@ -97,6 +97,21 @@ BAD = [
         "'question' has template remains '{name}' in 1 record (line 2): correct the record",
     ),
     ("a.jsonl", '{"question": "Why?", "answer": "nan"}', "'answer' is a placeholder in 1 record ("),
+    (
+        "a.jsonl",
+        '{"question": "Why?", "answer": "."}',
+        "the field 'answer' says nothing in 1 record (line 1: '.'): give the answer, or drop the",
+    ),
+    (
+        "a.jsonl",
+        '{"question": "Why?", "answer": "\\\\text{}"}',
+        "the field 'answer' says nothing in 1 record (line 1: '\\\\text{}'): give the answer",
+    ),
+    (
+        "a.jsonl",
+        '{"question": "Why?", "answer": "&lt;5"}',
+        "'answer' has the HTML entity &lt; in 1 record (line 1: '&lt;5'): write < for it, or drop",
+    ),
     ("a.jsonl", '{"question": "\\ud800?", "answer": "4"}', "has control character U+D800 in 1 rec"),
     ("a.jsonl", "", "a.jsonl is empty: it needs at least one record"),
     ("a.txt", GOOD, "a.txt has the suffix '.txt': known are .jsonl"),

@@ -222,6 +222,23 @@ def test_invalid_utf8_in_parquet_is_named_by_row_and_column(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(4)])
+def test_bytes_of_parquet_are_texts(tmp_path, kind):
+    columns = {
+        "a": pa.array(["zwö".encode(), b"tw\xff!"], kind),
+        "list": pa.array([[b"x", b"y"], [b"\xff"]], pa.list_(pa.binary())),
+        "inner": pa.array([{"b": b"z"}] * 2, pa.struct([("b", pa.binary())])),
+        "repeated": pa.array([b"k", b"k"], pa.binary()).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "r.parquet")
+    first, second = read(tmp_path / "r.parquet")
+    fields = ("a", "list.1", "inner.b", "repeated")
+    assert [text(first, field, "here") for field in fields] == ["zwö", "y", "z", "k"]
+    for field in ("a", "list.0"):
+        with pytest.raises(RecordError, match=f"here: the field '{field}' is not UTF-8"):
+            text(second, field, "here")
+
+
 def test_values_of_parquet_that_python_cannot_hold_hurt_only_their_field(tmp_path):
     days = pa.array([4_000_000, 1], pa.date32())
     table = pa.table({"day": days, "a": pa.array([0.1, 18.0], pa.float32())})
