@@ -32,6 +32,7 @@ import importlib
 import io
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -39,6 +40,7 @@ import site
 import socket
 import struct
 import sys
+import textwrap
 import time
 import traceback
 import types
@@ -412,11 +414,64 @@ def renew_output() -> tuple[io.TextIOWrapper, Output]:
     return stream, raw
 
 
+# ---- what is meant by a text that is no Python, as chats write it
+
+BLANKS = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+INVISIBLE = "\ufeff\u200b-\u200f\u2060\u00ad"
+UNPRINTED = re.compile(  # outside of strings and comments, where any character may stand
+    r"(?P<kept>#[^\n]*|\'\'\'(?:\\.|[^\\])*?\'\'\'|\"\"\"(?:\\.|[^\\])*?\"\"\"|"
+    r"'(?:\\.|[^'\\\n])*'|\"(?:\\.|[^\"\\\n])*\")"
+    f"|(?P<space>[{BLANKS}])|[{INVISIBLE}]",
+    re.DOTALL,
+)
+FENCED = re.compile(  # a block of Markdown; of the last one, the end may be missing
+    r"^[ \t]*(?:[-*+>]|\d+[.)])?[ \t]*(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w+#.-]*)[^\n]*\n"
+    r"(?P<code>.*?)(?:^[ \t]*(?P=fence)[ \t\r]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+FENCE_LINE = re.compile(r"^[ \t]*(?:```+|~~~+)[ \t]*\w*[ \t\r]*$\n?", re.MULTILINE)
+INLINE = re.compile(r"\s*(?P<ticks>`+)(?:py\w*\s)?(?P<code>[^`\n]+)(?P=ticks)\s*")
+LANGUAGES = ("", "python", "py", "python3", "py3", "ipython", "ipython3", "pycon", "code")
+
+
+def printed_space(found: re.Match) -> str:
+    """Return what a character stands for that Python's grammar does not know."""
+    return found["kept"] or (" " if found["space"] else "")
+
+
+def unfenced(text: str) -> str:
+    """Return the Python of a text in Markdown. Raises SyntaxError where its blocks hold none."""
+    if inline := INLINE.fullmatch(text):
+        return inline["code"]
+    blocks = list(FENCED.finditer(text))
+    code = [block["code"] for block in blocks if block["language"].lower() in LANGUAGES]
+    if blocks and not code:
+        raise SyntaxError(f"the code is a block of {blocks[0]['language']}: send Python")
+    if not "".join(code).strip():  # of a block, the end alone
+        return FENCE_LINE.sub("", text)
+    return "\n".join(map(textwrap.dedent, code))
+
+
+def parse(source: str) -> ast.Module:
+    """Parse ``source``, or what is meant by it: the code in a block, with plain spaces.
+
+    Raises SyntaxError.
+    """
+    try:
+        return ast.parse(source, "<code>")
+    except SyntaxError:
+        text = UNPRINTED.sub(printed_space, source)
+        meant = textwrap.dedent(unfenced(text))
+        if meant == source:
+            raise
+    return ast.parse(meant, "<code>")
+
+
 def execute(source: str) -> None:
     """Run ``source`` as the main module; print the value of a last bare expression."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    tree = ast.parse(source, "<code>")
+    tree = parse(source)
     last = tree.body[-1] if tree.body else None
     if isinstance(last, ast.Expr):
         tree.body.pop()

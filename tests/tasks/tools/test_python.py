@@ -109,6 +109,35 @@ def test_outcome_and_text(run, code, outcome, text):
     assert one(run, code) == Observation(outcome, text)
 
 
+@pytest.mark.parametrize(
+    ("code", "outcome", "text"),
+    [
+        ("```python\nprint(41)\n```", "ok", "41"),
+        ("```\n40 + 1\n```", "ok", "41"),
+        ("```py\nprint(41)", "ok", "41"),
+        ("print(41)\n```", "ok", "41"),
+        ("```Python\r\nprint(41)\r\n```\r\n", "ok", "41"),
+        ("~~~python\nprint(41)\n~~~", "ok", "41"),
+        ("`print(41)`", "ok", "41"),
+        ("I add them:\n\n```python\nx = 40 + 1\nprint(x)\n```\nThis prints x.", "ok", "41"),
+        ("1. ```python\n   x = 41\n   print(x)\n   ```", "ok", "41"),
+        ("```python\nx = 41\n```\nthen\n```python\nprint(x)\n```", "ok", "41"),
+        ("```bash\nls\n```\n```python\nprint(41)\n```", "ok", "41"),
+        ("\ufeffprint(41)", "ok", "41"),
+        ("if True:\n\u00a0\u00a0\u00a0\u00a0print(41)", "ok", "41"),
+        ("print(\u202f41\u200b)", "ok", "41"),
+        ("x\u00a0= 'a\u00a0b'  # it's\u00a0odd\nprint(len(x), ascii(x))", "ok", "3 'a\\xa0b'"),
+        ("    x = 41\n    print(x)", "ok", "41"),
+        ("print('```')", "ok", "```"),
+        ("s = '\\n```python\\n1\\n```'\nprint(s.count('`'))", "ok", "6"),
+        ("```bash\nls\n```", "error", "SyntaxError: the code is a block of bash: send Python"),
+        ("```python\nx = (\n```", "error", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_code_as_chats_write_it_is_run(run, code, outcome, text):
+    assert one(run, code) == Observation(outcome, text)
+
+
 def test_results_come_in_the_order_of_the_calls(run):
     codes = [f"import time; time.sleep({0.03 if i % 5 == 0 else 0}); {i}" for i in range(40)]
     assert run(codes) == [Observation("ok", str(i)) for i in range(40)]
