@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen, Machine
-from params.schema.prepare import Prepare, PretrainedPolicy
+from params.schema.prepare import Policy, Prepare, PretrainedPolicy
 from tasks.dialects import dialect_kind, open_dialect
 from tasks.dialects.contract import Dialect
 from tasks.environments.contract import OpenEnvironment, recording
@@ -27,9 +27,9 @@ from tasks.gates import traces as trace_gate
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.policy import first
+from tasks.policy import first, layer_kinds
 from tasks.policy import machine as policies
-from tasks.policy.load_model import save_model
+from tasks.policy.load_model import fetch_config, save_model
 from tasks.questions import choice, sources, trace_tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
@@ -99,6 +99,8 @@ def _prepared(
     step: SubStep, inputs: PrepareInputs, open_environment: OpenWorld, scorers: Scorers
 ) -> Record:
     settings = inputs.settings
+    with suppress(OSError):  # fetching the policy says what is wrong
+        check_layers(step.recipe, settings.policy)
     policies.use_machine(inputs.machine)
     rules = rules_of(inputs, scorers)
     recipe_material = sources.material(settings, inputs.sets, rules, step.seed, inputs.environment)
@@ -118,6 +120,7 @@ def _prepared(
 
     traces, without, sights, specs = ask_expert(step, inputs, recipe_material, open_environment)
     texts = chain(known_texts(recipe_material, traces), sights)
+    check_layers(step.recipe, settings.policy)
     model, tokenizer, dialect = first_policy(inputs, texts, specs, step.seed)
     tool_names = [spec.name for spec in specs]
     traces, forging = written.without_marks(traces, talk.forged(tokenizer, tool_names))
@@ -162,6 +165,18 @@ def ask_expert(
         sights = first_sights(recorded.environment, material) if lacking else []
         recorded.save_calls(step.out / "calls")
     return traces, without, sights, opened.specs
+
+
+def check_layers(recipe: str, policy: Policy) -> None:
+    """Raise ValueError for a policy with layers that no tree goes through.
+
+    Its config.json alone is fetched, where it is not here yet.
+    """
+    if not isinstance(policy, PretrainedPolicy):
+        return
+    if fault := layer_kinds.fault(fetch_config(policy), policy.context):
+        key = f"params/{recipe}.yaml: 'prepare.policy.name' = {policy.name!r}"
+        raise ValueError(f"{key} is {fault}")
 
 
 def first_policy(

@@ -48,6 +48,14 @@ def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
     return _model(transformers.AutoModelForCausalLM, settings.name, settings.revision), tokenizer
 
 
+def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
+    """Return the parsed config.json, from where ``fetch_policy`` loads the weights."""
+    config, _ = transformers.PreTrainedConfig.get_config_dict(
+        settings.name, revision=settings.revision
+    )
+    return dict(config)
+
+
 def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
     """Load the tokenizer alone, from where ``fetch_policy`` loads it."""
     _refuse_code(settings.name, settings.revision)

@@ -17,14 +17,17 @@ from typing import Any
 from params import overrides, strict_yaml
 from params.schema.agent import Agent
 from params.schema.algorithms import Algorithm, load_algorithms
+from params.schema.architectures import load_architectures
 from params.schema.base import PARAMS, Frozen
+from params.schema.prepare import PretrainedPolicy
 from params.schema.reading import validate
 from params.schema.recipe import Recipe, algorithm_of, named_sets, read
 from tasks import scorers
 from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
+from tasks.policy import layer_kinds
 from tasks.questions import choice
-from tasks.questions.sampled import Sampled
+from tasks.questions.sampled import Sampled, Teacher
 from tasks.rewards import judging, reward_parts
 from tasks.rewards.steps import Steps
 from tasks.tools.own_tool import offered, tool_kind
@@ -42,10 +45,39 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
     recipe = check(read(name, folder), file := str(folder / f"{name}.yaml"))
     if faults := scorers.scorer_faults(scorers_of(recipe, folder)):
         raise ValueError("\n".join(f"{folder / 'benchmarks.yaml'}, {line}" for line in faults))
-    if faults := judging.faults(recipe, name, folder) + _unjudged(recipe, folder):
+    faults = judging.faults(recipe, name, folder) + _unjudged(recipe, folder)
+    if faults := faults + _layer_faults(recipe, folder):
         raise ValueError("\n".join(f"{file}: {line}" for line in faults))
     algorithm_of(recipe, folder)
     return recipe
+
+
+def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:
+    """Return a line for each policy with layers that no tree goes through.
+
+    One whose config.json is not here yet is checked when ``prepare`` has fetched that.
+    """
+    policy, expert = recipe.prepare.policy, recipe.prepare.expert
+    policies: dict[str, PretrainedPolicy | Teacher] = {}
+    if isinstance(policy, PretrainedPolicy):
+        policies["prepare.policy.name"] = policy
+    # vLLM has caches for all kinds of layers
+    if isinstance(expert, Sampled) and expert.policy and recipe.engine.kind == "transformers":
+        policies["prepare.expert.policy.name"] = expert.policy
+    faults = []
+    for key, named_policy in policies.items():
+        config = _config_of(named_policy, folder)
+        if config and (fault := layer_kinds.fault(config, policy.context)):
+            faults.append(f"'{key}' = {named_policy.name!r} is {fault}")
+    return faults
+
+
+def _config_of(policy: PretrainedPolicy | Teacher, folder: Path) -> Mapping[str, Any] | None:
+    """Return what is here of a policy's config.json, without a download."""
+    row = load_architectures(folder).get(policy.name)
+    if row and policy.revision in (row.revision, None):
+        return row.config
+    return layer_kinds.read(policy.name, policy.revision)
 
 
 def _unjudged(recipe: Recipe, folder: Path) -> list[str]:

@@ -626,6 +626,34 @@ def test_traces_with_marks_of_the_policys_tokenizer_are_dropped(folder, policy, 
     assert not any("⟦" in row["text"] for row in read_rows(places_of(made)["traces"]))
 
 
+def test_layers_are_looked_at_as_soon_as_a_config_has_been_fetched(tmp_path, monkeypatch):
+    """Before any work, and before the weights are fetched."""
+    monkeypatch.chdir(tmp_path)
+    tools, fetched = Calculator(), []
+
+    def fetch(policy):
+        fetched.append(policy.name)
+        return {"model_type": "qwen3_next", "num_hidden_layers": 4}
+
+    monkeypatch.setattr(verb, "fetch_config", fetch)
+    on_the_hub = PretrainedPolicy(
+        kind="pretrained", name="some/policy", revision="a" * 40, context=256
+    )
+    words = (
+        r"params/toy\.yaml: 'prepare\.policy\.name' = 'some/policy' is of .*qwen3_next, 3 of its 4"
+    )
+    with pytest.raises(ValueError, match=words):
+        run(tools.open, settings=settings(policy=on_the_hub))
+    assert fetched == ["some/policy"] and not tools.opened_on
+
+    def absent(policy):
+        raise OSError("no such policy")
+
+    monkeypatch.setattr(verb, "fetch_config", absent)
+    with pytest.raises(OSError, match="no such policy"):
+        run(tools.open, settings=settings(policy=on_the_hub))
+
+
 def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, monkeypatch, policy):
     """The gate sees whole traces; one that is too long is left out with all its rows."""
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ from tasks.engines.transformers.sampling_worker import (
     WorkerSession,
     worker_session,
 )
+from tasks.policy import layer_kinds
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
@@ -49,6 +50,7 @@ class TransformersEngine:
     ) -> Iterator[RaggedSession]:
         """Open a session; see ``tasks.engines.Engine``."""
         check_room(self.model.config, context)
+        _check_layers(self.model.config, context)
         training, attention = self.model.training, self.model.config._attn_implementation
         self.model.eval()
         self.model.set_attn_implementation(GROUPED)
@@ -75,6 +77,12 @@ class TransformersEngine:
         """Do nothing: no GPU memory is held between sessions."""
 
 
+def _check_layers(config: Any, context: int) -> None:
+    """Raise ValueError for layers whose keys and values this engine's caches do not hold."""
+    if fault := layer_kinds.fault_of(layer_kinds.described(config), context):
+        raise ValueError(f"the policy is {fault}")
+
+
 @dataclass(frozen=True)
 class WorkerEngine:
     """Samples from the policy of an engine, each session in a worker process."""
@@ -93,6 +101,7 @@ class WorkerEngine:
         """Open a session; see ``tasks.engines.Engine``."""
         engine = self.engine
         check_room(engine.model.config, context)
+        _check_layers(engine.model.config, context)
         with worker_session(
             self.pool,
             decoder(engine.model, context),

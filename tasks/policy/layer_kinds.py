@@ -1,0 +1,195 @@
+"""Which layers a policy has, by its config.json, and whether trees go through them.
+
+The learner computes a token that several trajectories share once, and the sampler of transformers
+keeps rows of keys and values. Both are right where every layer sees all tokens of its context. A
+layer that carries a state from token to token, or that sees a window of them alone, would be
+trained or sampled wrongly without an error. So such a policy is refused before any work, and so is
+one with layers that are not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FULL = {"full_attention", "attention", "global", "mlp", "moe"}  # see all tokens, or one alone
+WINDOWS = ("sliding_attention", "chunked_attention", "local", "local_attention")
+SIZES = {  # keys with the tokens that a layer sees -> the kind that it is then
+    "sliding_window": "sliding_attention",
+    "sliding_window_size": "sliding_attention",
+    "attention_window": "sliding_attention",
+    "attention_window_size": "sliding_attention",
+    "window_size": "local",
+    "local_attention": "local",
+    "attention_chunk_size": "chunked_attention",
+}
+NAMED = (  # keys that list the kind of each layer
+    *("layer_types", "layers_block_type", "block_types"),
+    *("attention_layers", "attn_layers", "attn_type_list"),
+)
+RECURRENT = re.compile(
+    "linear|mamba|ssm|recurrent|rwkv|lru|lstm|delta|lightning|retention|hyena|kda|gla|hybrid"
+)
+CONVOLUTION = re.compile("conv")
+OF_A_STATE = re.compile(  # keys of a config that lists no kinds of layers
+    "mamba|ssm|rwkv|lru_|lstm|^state_size|^linear_(attn|conv|num|key|value)|lightning|retention"
+)
+OF_A_CONVOLUTION = re.compile("^conv_(kernel|l_cache|dim)|^conv1d")
+OTHERS = {  # architectures whose config does not say it
+    "rwkv": "recurrent layers",
+    "xlstm": "recurrent layers",
+    "hrm_text": "layers that run several times over",
+    "moshi": "layers over sound, too",
+    "doge": "masks that depend on the values (dynamic attention)",
+    "blt": "layers over patches of bytes",
+}
+TEXT = ("text_config", "llm_config", "language_config")  # of a policy of several kinds of input
+PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")  # whose config.json says all by itself
+REMEDY = "take a policy whose layers are all full attention, such as one of Llama, Qwen2 or Qwen3"
+
+
+def fault(config: Mapping[str, Any], context: int) -> str:
+    """Return what is wrong with the layers of a policy for contexts of so many tokens, or "".
+
+    ``config``: the parsed config.json. Where it does not say all by itself, the architecture's
+    defaults are asked for, which imports transformers.
+    """
+    if _is_plain(config):
+        return ""
+    return fault_of(_whole(config), context)
+
+
+def fault_of(config: Mapping[str, Any], context: int) -> str:
+    """Return the same for a config that has the architecture's defaults."""
+    text = _of_text(config)
+    kinds = _kinds(text)
+    for kind in kinds:
+        if what := _what(kind):
+            return f"{_named(text, kinds, kind)}{what}: {REMEDY}"
+    for kind in filter(WINDOWS.__contains__, kinds):
+        size = _size(text, kind)
+        if size is None or size < context:
+            window = f"a window of {size} tokens" if size else "a window of unknown size"
+            shorter = f", or lower prepare.policy.context to {size}" if size else ""
+            return (
+                f"{_named(text, kinds, kind)}with {window}, and a context has {context}: "
+                f"{REMEDY}{shorter}"
+            )
+    return ""
+
+
+def read(name: str, revision: str | None) -> dict[str, Any] | None:
+    """Return the config.json of a folder, or of a commit in the hub's cache; None without one."""
+    for file in (Path(name, "config.json"), _cached(name, revision)):
+        if file and file.is_file():
+            try:
+                config = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # loading the policy says what is wrong with it
+                return None
+            return config if isinstance(config, dict) else None
+    return None
+
+
+def described(config: Any) -> dict[str, Any]:
+    """Return a config of transformers as a mapping, with the kinds of layers that it works out."""
+    text = config.get_text_config(decoder=True)
+    lists = {name: getattr(text, name, None) for name in NAMED}
+    return {**text.to_dict(), **{name: kinds for name, kinds in lists.items() if kinds}}
+
+
+# ---------------------------------------------------------------- reading a config
+
+
+def _is_plain(config: Mapping[str, Any]) -> bool:
+    if config.get("model_type") not in PLAIN or config.get("use_sliding_window"):
+        return False
+    return FULL.issuperset(_kinds(config))
+
+
+def _whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with the defaults of its architecture, where transformers knows it."""
+    from tasks.policy.lean_transformers import transformers
+
+    rest = {**config}
+    try:
+        return described(transformers.AutoConfig.for_model(rest.pop("model_type"), **rest))
+    except Exception:  # values of any kind; loading the policy says what is wrong with them
+        return config
+
+
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the part that reads and writes text."""
+    nested = next((config[name] for name in TEXT if isinstance(config.get(name), dict)), None)
+    return _of_text(nested) if nested else config
+
+
+def _kinds(config: Mapping[str, Any]) -> Counter[str]:
+    """Return the kinds of a config's layers, each with the number of its layers."""
+    for name in NAMED:
+        kinds = config.get(name)
+        if isinstance(kinds, list | tuple) and kinds:
+            return Counter(map(str, kinds))
+    if isinstance(pattern := config.get("hybrid_override_pattern"), str):
+        signs = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+        return Counter(signs.get(sign, sign) for sign in pattern)
+    return Counter({_only_kind(config): int(config.get("num_hidden_layers") or 1)})
+
+
+def _only_kind(config: Mapping[str, Any]) -> str:
+    """Return the kind of the layers of a config that lists none."""
+    kind = str(config.get("model_type"))
+    if kind in OTHERS:
+        return kind
+    keys = [key for key, value in config.items() if value]
+    if any(OF_A_STATE.search(key.lower()) for key in keys):
+        return "recurrent"
+    if any(OF_A_CONVOLUTION.search(key.lower()) for key in keys):
+        return "conv"
+    if config.get("use_sliding_window") is not False:
+        windows = [kind for key, kind in SIZES.items() if _number(config.get(key))]
+        return windows[0] if windows else "full_attention"
+    return "full_attention"
+
+
+def _what(kind: str) -> str:
+    """Return why no tree goes through a kind of layer; "" where one does."""
+    if kind in FULL or kind in WINDOWS:
+        return ""
+    if kind in OTHERS:
+        return f"with {OTHERS[kind]}, through which no tree goes yet"
+    if CONVOLUTION.search(kind):
+        return "with a convolution over earlier tokens, through which no tree goes yet"
+    if RECURRENT.search(kind):
+        return "with a state from token to token, through which no tree goes yet"
+    return "of a kind that is not known here, and so may be trained wrongly"
+
+
+def _size(config: Mapping[str, Any], kind: str) -> int | None:
+    """Return how many tokens a layer of a kind sees."""
+    names = [key for key, of in SIZES.items() if of == kind] + [*SIZES]
+    return next(filter(None, (_number(config.get(key)) for key in names)), None)
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _named(config: Mapping[str, Any], kinds: Counter[str], kind: str) -> str:
+    """Return an architecture and how many of its layers are of a kind."""
+    layers = f"{kinds[kind]} of its {sum(kinds.values())} layers {kind}, "
+    return f"of the architecture {config.get('model_type')}, {'' if kind in OTHERS else layers}"
+
+
+def _cached(name: str, revision: str | None) -> Path | None:
+    """Return where the hub's cache has the config.json of a commit."""
+    if not revision:
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    root = Path(os.environ.get("HF_HOME", home), "hub")
+    root = Path(os.environ.get("HF_HUB_CACHE", root)).expanduser()
+    return root / f"models--{name.replace('/', '--')}" / "snapshots" / revision / "config.json"
