@@ -28,13 +28,13 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
-from tasks.trees.tree import Tree
+from tasks.trees.tree import Tree, masked_leaves
 
 TABLE = pa.schema(
     {
         "question": pa.string(),
         "leaf": pa.int32(),
-        "kept": pa.bool_(),  # false: the group filter dropped it, and nothing learns from it
+        "kept": pa.bool_(),  # false: masked or dropped by the group filter; nothing learns from it
         "advantage": pa.float64(),  # mean over the leaf's sampled tokens
         "advantages": pa.list_(pa.float32()),  # of each sampled token
         "segments": pa.list_(pa.int32()),  # macro action of each sampled token
@@ -47,11 +47,17 @@ KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
 
 @dataclass(frozen=True)
 class RewardedTree:
-    """A tree, the rewards of its leaves, and the scores of their answers."""
+    """A tree with the leaves that count, their rewards, and the scores of their answers.
+
+    The others are masked: how they ended says nothing of the policy. Nodes that only they have
+    stay in the tree, on no path.
+    """
 
     tree: Tree
+    leaves: list[int]  # [L] their numbers in the whole tree
     rewards: list[float]  # [L] length shaping included
     scores: list[float]  # [L] of the answers alone, whatever their length and format
+    masked: list[int]  # numbers of the other leaves
 
     @property
     def has_spread(self) -> bool:
@@ -86,7 +92,7 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
     ``learners`` is where a critic and a reference compute.
     """
     began = time.perf_counter()
-    scored = _scored(inputs.trees, inputs.rewards)
+    scored = _scored(inputs.trees, inputs.rewards, inputs.algorithm.masked)
     kept = _filtered(scored, inputs.algorithm, inputs.questions)
     acting = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
     values = _values(kept, inputs, learners) if inputs.algorithm.critic else [None] * len(kept)
@@ -109,24 +115,36 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
     }
 
 
-def _scored(trees: Sequence[Artifact], rewards: Sequence[Artifact]) -> list[RewardedTree]:
-    """Return all trees of an iteration with the rewards of their leaves."""
+def _scored(
+    trees: Sequence[Artifact], rewards: Sequence[Artifact], outcomes: Sequence[str]
+) -> list[RewardedTree]:
+    """Return all trees of an iteration with the rewards of their leaves.
+
+    Leaves with one of the ``outcomes`` are masked.
+    """
     scored_trees: list[RewardedTree] = []
     for grown, given in zip(trees, rewards, strict=True):
         rows: dict[str, list[Mapping[str, Any]]] = {}
         for entry in read_rows(Path(given.path)):
             rows.setdefault(entry["question"], []).append(entry)
         scored_trees += [
-            _scored_tree(tree, rows[tree.question.id]) for tree in load_trees(Path(grown.path))
+            _scored_tree(tree, rows[tree.question.id], outcomes)
+            for tree in load_trees(Path(grown.path))
         ]
     return scored_trees
 
 
-def _scored_tree(tree: Tree, rows: Sequence[Mapping[str, Any]]) -> RewardedTree:
+def _scored_tree(
+    tree: Tree, rows: Sequence[Mapping[str, Any]], outcomes: Sequence[str]
+) -> RewardedTree:
+    masked = masked_leaves(tree, outcomes)
+    counting = [leaf for leaf, left_out in enumerate(masked) if not left_out]
     return RewardedTree(
-        tree,
-        rewards=[row["reward"] + row["length_penalty"] for row in rows],
-        scores=[row["score"] for row in rows],
+        tree.with_leaves(counting),
+        counting,
+        rewards=[rows[leaf]["reward"] + rows[leaf]["length_penalty"] for leaf in counting],
+        scores=[rows[leaf]["score"] for leaf in counting],
+        masked=[leaf for leaf, left_out in enumerate(masked) if left_out],
     )
 
 
@@ -136,11 +154,13 @@ def _filtered(
     """Return all groups, or with a filter the first ``size`` whose answers' scores differ.
 
     DAPO (arXiv 2503.14476, equation 11). A group that differs in length or format alone says
-    nothing about the task.
+    nothing about the task. **Chosen**: a group of which masks leave fewer than two leaves is
+    dropped, too: what is left has nothing to be compared with.
     """
+    groups = [entry for entry in scored if not entry.masked or len(entry.leaves) > 1]
     if algorithm.group_filter == "none":
-        return list(scored)
-    return [entry for entry in scored if entry.has_spread][:size]
+        return groups
+    return [entry for entry in groups if entry.has_spread][:size]
 
 
 def _values(
@@ -201,7 +221,7 @@ def _rows(
     return [
         {
             "question": entry.tree.question.id,
-            "leaf": leaf,
+            "leaf": entry.leaves[leaf],
             "kept": True,
             "advantage": float(np.mean(credited[i][leaf])),
             "advantages": credited[i][leaf],
@@ -224,13 +244,12 @@ def _targets(
 
 
 def _dropped(scored: Sequence[RewardedTree], kept: Sequence[RewardedTree]) -> list[dict[str, Any]]:
-    """Return a row for each leaf that the group filter has dropped."""
+    """Return a row for each leaf that is masked, or that the group filter has dropped."""
     learned = {id(entry) for entry in kept}
     return [
         {"question": entry.tree.question.id, "leaf": leaf, "kept": False, "advantage": 0.0}
         for entry in scored
-        if id(entry) not in learned
-        for leaf in range(len(entry.rewards))
+        for leaf in sorted(entry.masked + ([] if id(entry) in learned else entry.leaves))
     ]
 
 
@@ -246,6 +265,7 @@ def _metrics(
     metrics = {
         **_spread(_credits(learned, groups, CREDITED[algorithm.estimator.kind])),
         "groups_kept": len(kept) / len(scored),
+        "masked_share": sum(len(entry.masked) for entry in scored) / (len(rows) or 1),
     }
     if algorithm.marks.kind == "step" and groups:
         metrics |= steps.state_sharing(groups)

@@ -168,6 +168,29 @@ class Critic(Frozen):
     coefficient: PositiveFloat  # of the value loss
 
 
+Maskable = Literal[
+    "world_failed",
+    "world_timeout",
+    "replay_differs",
+    "unavailable",
+    "tools_changed",
+    "over_budget",
+    "cut",
+    "out_of_space",
+    "too_many_calls",
+    "truncated",
+]
+# failures of the infrastructure (tasks/trees/outcomes.py), which no agent brings about
+INFRASTRUCTURE: tuple[Maskable, ...] = (
+    "replay_differs",
+    "world_failed",
+    "world_timeout",
+    "unavailable",
+    "tools_changed",
+    "over_budget",
+)
+
+
 class Algorithm(Frozen):
     """The choices of one algorithm: a row of params/algorithms.yaml."""
 
@@ -183,6 +206,7 @@ class Algorithm(Frozen):
     critic: Critic | None = None
     entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
     importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
+    masked: tuple[Maskable, ...] = INFRASTRUCTURE  # outcomes whose leaves are not learned from
     # once in the loss; paths: branches share the weight of what is before them
     counts: Literal["leaves", "paths"] = "leaves"
 

@@ -238,23 +238,26 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
 def _credited(
     trees: Sequence[Artifact], advantages: Artifact, algorithm: Algorithm
 ) -> list[Credited]:
-    """Return the trees that the group filter has kept, each with the credit of its leaves."""
+    """Return the trees that are learned from, with the leaves that are, and their credit."""
     entries: dict[str, list[Mapping[str, Any]]] = {}
     for entry in sorted(read_rows(Path(advantages.path)), key=lambda entry: entry["leaf"]):
         if entry["kept"]:
             entries.setdefault(entry["question"], []).append(entry)
     return [
-        Credited(
-            tree,
-            [
-                _credit(*leaf)
-                for leaf in zip(entries[tree.question.id], weights(tree, algorithm), strict=True)
-            ],
-        )
+        _credited_tree(tree, entries[tree.question.id], algorithm)
         for artifact in trees
         for tree in load_trees(Path(artifact.path))
         if tree.question.id in entries
     ]
+
+
+def _credited_tree(
+    whole: Tree, entries: Sequence[Mapping[str, Any]], algorithm: Algorithm
+) -> Credited:
+    """Return a tree with the leaves that have an entry, and their credit."""
+    tree = whole.with_leaves([entry["leaf"] for entry in entries])
+    credits = map(_credit, entries, weights(tree, algorithm))
+    return Credited(tree, list(credits))
 
 
 def _credit(entry: Mapping[str, Any], weight: float) -> Credit:

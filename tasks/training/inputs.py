@@ -71,6 +71,7 @@ def reward_inputs(
         dialect=training.recipe.dialect,
         tools=tuple(spec.name for spec in training.environment.specs),
         estimates=artifacts.output(estimated, "estimates") if estimated else None,
+        masked=training.algorithm.masked,
         **training.judged,
     )
 

@@ -1,7 +1,8 @@
 """Credit of whole batches: what the estimators are handed, and the table that comes out."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.recipes import load as settings_of
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import CAUSES, INFRASTRUCTURE, Cause, Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, sampled
 from tests.sections import MACHINE
@@ -231,7 +232,7 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     measures = ("spread", "interquartile_range", "share_above_1", "min", "max")
     spread = dict.fromkeys(measures, 0.0)
     expected = {f"advantage_{measure}": nothing for measure, nothing in spread.items()}
-    assert made["metrics"] == {**expected, "groups_kept": 0.0}
+    assert made["metrics"] == {**expected, "groups_kept": 0.0, "masked_share": 0.0}
 
 
 def test_without_a_filter_groups_without_spread_are_kept_and_get_nothing(initial):
@@ -693,3 +694,79 @@ def test_golden_tree_of_think_marks(initial, tokenizer):
         assert got["segments"] == [0, 1, 1, *[2] * answer]
         by_token = np.repeat(credit, [1, 2, answer])
         assert got["advantages"] == pytest.approx(by_token, abs=1e-5)
+
+
+# ---------------------------------------------------------------- masked leaves
+
+FEW = sorted(name for name, row in ROWS.items() if row.critic is None and not row.kl_in("reward"))
+
+
+def ended(tree, leaf, outcome):
+    """Let a leaf of a tree end with another outcome."""
+    node = tree.leaves[leaf]
+    tree.nodes[node] = replace(tree.nodes[node], outcome=outcome)
+    return tree
+
+
+def test_a_dead_world_does_not_lower_what_others_have_earned(initial):
+    """Three right answers and one dead world: 0.5, 0.5, 0.5, -1.5 without a mask."""
+    rewards = [[1.0, 1.0, 1.0, 0.0]]
+    trees = [ended(random_tree(0, 4), 3, "world_failed")]
+    masked, rows = run(initial, trees, rewards, ROWS["grpo"])
+    assert [(row["kept"], row["advantage"]) for row in rows] == [(True, 0.0)] * 3 + [(False, 0.0)]
+    assert masked["metrics"]["masked_share"] == 0.25
+    every = ROWS["grpo"].model_copy(update={"masked": ()})
+    _, before = run(initial, trees, rewards, every, name="every")
+    assert [row["advantage"] for row in before] == pytest.approx([0.5] * 3 + [-1.5], abs=1e-5)
+    made, rows = run(initial, trees, rewards, ROWS["dapo"], name="dapo")
+    assert made["metrics"]["groups_kept"] == 0 and not any(row["kept"] for row in rows)
+
+
+@pytest.mark.parametrize("row", FEW)
+def test_masked_leaves_are_as_if_they_had_never_been(initial, row):
+    rewards = [[1.0, 0.0, 0.5, 1.0, -1.0], [0.0, 1.0, 0.0, 0.5, 0.5]]
+    trees = grown(rewards)
+    ended(trees[0], 1, "replay_differs")
+    ended(trees[1], 4, "world_timeout")
+    rest = [[0, 2, 3, 4], [0, 1, 2, 3]]
+    without = [tree.with_leaves(leaves) for tree, leaves in zip(trees, rest, strict=True)]
+    left = [[values[leaf] for leaf in leaves] for values, leaves in zip(rewards, rest, strict=True)]
+    _, masked = run(initial, trees, rewards, ROWS[row])
+    _, alone = run(initial, without, left, ROWS[row], name="alone")
+    learned = [entry for entry in masked if entry["kept"]]
+    assert len(learned) == 8 and not any(entry["kept"] for entry in masked[8:])
+    places = [leaf for leaves in rest for leaf in leaves]
+    assert [entry["leaf"] for entry in learned] == places
+    assert [entry | {"leaf": 0} for entry in learned] == [entry | {"leaf": 0} for entry in alone]
+
+
+def test_a_leaf_whose_tool_was_away_is_masked_and_its_branches_with_it(initial):
+    """Those that branched before the call stay."""
+    tree = random_tree(0, 2)
+    tree.nodes = [*tree.nodes[:1]]
+    for parent, kind, outcome in ((0, TURN, "call"), (1, RESULT, "unavailable"), (2, TURN, "cut")):
+        tree.nodes.append(node(parent, kind, "", [1, 2], outcome))
+    tree.nodes += [node(parent, TURN, "", [parent, 3], "answer") for parent in (2, 0, 0)]
+    tree.leaves = [3, 4, 5, 6]
+    _, rows = run(initial, [tree], [[0.0, 1.0, 1.0, 0.0]], ROWS["reinforce"])
+    assert {row["leaf"]: row["kept"] for row in rows} == {0: False, 1: False, 2: True, 3: True}
+    cut = ROWS["reinforce"].model_copy(update={"masked": ("cut",)})
+    _, rows = run(initial, [tree], [[0.0, 1.0, 1.0, 0.0]], cut, name="cut")
+    assert {row["leaf"]: row["kept"] for row in rows} == {0: False, 1: True, 2: True, 3: True}
+
+
+@pytest.mark.parametrize("row", ["reinforce", "grpo", "gpg"])
+def test_nothing_is_learned_where_fewer_than_two_leaves_are_left(initial, row):
+    trees = [ended(random_tree(0, 2), 0, "world_failed"), random_tree(1, 2, name="other")]
+    made, rows = run(initial, trees, [[0.0, 1.0], [0.0, 1.0]], ROWS[row])
+    assert [entry["kept"] for entry in rows] == [True, True, False, False]
+    assert made["metrics"]["masked_share"] == 0.25
+
+
+def test_every_outcome_that_may_be_masked_has_a_cause_that_allows_it():
+    """What an agent may have brought about stays trained."""
+    failures = {o.value for o, cause in CAUSES.items() if cause == Cause.INFRASTRUCTURE}
+    limits = {o.value for o, cause in CAUSES.items() if cause == Cause.LIMIT}
+    assert set(algorithms.INFRASTRUCTURE) == failures == set(INFRASTRUCTURE)
+    assert set(get_args(algorithms.Maskable)) == failures | limits
+    assert CAUSES.keys() == set(Outcome)

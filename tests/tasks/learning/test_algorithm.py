@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from params.schema.algorithms import Algorithm, load_algorithms
+from params.schema.algorithms import INFRASTRUCTURE, Algorithm, load_algorithms
 from tasks.learning import losses
 from tasks.learning.algorithm import CENTRED, ESTIMATORS, assemble
 from tasks.learning.estimators import LeafTrajectory, critic, group, step, tree_credit
@@ -96,6 +96,7 @@ UNLESS_GIVEN = {
     "entropy_bonus": 0.0,
     "importance_cap": 2.0,
     "counts": "leaves",
+    "masked": INFRASTRUCTURE,
 }
 
 
