@@ -51,6 +51,7 @@ def judged(answer, *accepted, by=VERIFIER):
         *(("½", "\\frac12", 1), ("90°", "90^{\\circ}", 1), ("x<3", "(-\\infty,3)", 1)),
         *(("Evelyn", "\\text{Evelyn}", 1), ("west", "\\text{east}", 0), ("listen", "silent", 0)),
         *(("D.", "(D)", 1), ("D", "C", 0), ("true", "True", 1), ("nothing", "5", 0)),
+        *(("\\{1,2\\}", "(1,2)", 0), ("(1,2)", "\\{1,2\\}", 0)),
         *(("101_2", "101_3", 0), ("1,2", "(1,2)", 0), ("[0,1)", "(0,1)", 0), ("3:2", "2:3", 0)),
         *(("", "5", 0), ("\n\n", "5", 0), ("$$", "5", 0)),
     ],
@@ -93,7 +94,7 @@ def test_numbers_are_compared_exactly(answer, gold, score):
     [
         # a decimal is the other number rounded or cut off, from seven digits on
         *(("0.3333333", "1/3", 1), ("0.333333", "1/3", 0), ("0.6666667", "2/3", 1)),
-        *(("0.6666666", "2/3", 1), ("0.6666668", "2/3", 0), ("-0.6666667", "-2/3", 1)),
+        *(("0.6666666", "2/3", 1), ("0.6666668", "2/3", 0), ("0.3333334", "1/3", 0), ("-0.6666667", "-2/3", 1)),
         *(("-0.6666667", "2/3", 0), ("1/3", "0.3333333", 1), ("1/3", "0.333333", 0)),
         *(("3.1415927", "3.14159265", 1), ("3.14159265", "3.1415927", 1)),
         *(("33.3333333%", "1/3", 1), ("33.33333%", "1/3", 1), ("33.3333%", "1/3", 0)),
@@ -155,7 +156,16 @@ def test_rounded_number_is_the_number(above, below, digits):
         assert score == 1
 
 
+def test_small_floats_are_compared_by_ratio():
+    assert judged("1.23456789012345e-19", "1.2345678901234567e-19")[0] == 1
+    assert judged("2.23456789012345e-19", "1.2345678901234567e-19")[0] == 0
+
+
 def test_numbers_in_words_take_part_in_no_other():
+    values = {"2.5 million": "2500000", "2 dozen": "24", "2 thirds": "2/3", "2万": "20000"}
+    assert [judged(answer, gold)[0] for answer, gold in values.items()] == [1] * 4
+    for answer in ("2.5 million", "2 dozen", "2 thirds", "2万"):
+        assert judged(answer, answer.rstrip("万").split()[0])[0] == 0
     for answer in ("twelve", "12 000", "2.5 million", "三", "12,34,567", "three hundred and two"):
         assert judged(answer, "2")[0] == 0
 
