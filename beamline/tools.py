@@ -2,7 +2,7 @@
 
 from params.schema.base import Frozen
 from tasks.tools.contract import Opening, OpenTool, ToolKind, text_spec, text_tool
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import Outcome, UnavailableError
 from tasks.trees.tree import Call, Observation, ToolSpec
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "ToolKind",
     "ToolSpec",
+    "UnavailableError",
     "text_spec",
     "text_tool",
 ]

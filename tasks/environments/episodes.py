@@ -29,7 +29,7 @@ from tasks.environments.record import (
     seed_of,
 )
 from tasks.extensions.pool import Pool, Reply, open_pool
-from tasks.extensions.user_code_worker import DIED, TIMEOUT
+from tasks.extensions.user_code_worker import AWAY, DIED, TIMEOUT
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
@@ -287,6 +287,8 @@ class Episodes:
         whether it was at the act that is asked for, and not in the replay of what was done before.
         """
         for reply, (_, _, before) in zip_longest(replies, episode.past(), fillvalue=_LAST):
+            if reply.failure == AWAY:
+                return failed(Outcome.WORLD_FAILED, reply.message)
             if reply.failure:
                 acts = before is None and episode.first is not None
                 failures.append(acts)
@@ -298,8 +300,6 @@ class Episodes:
                 return _maybe_broken(failed(outcome, reply.message), failures)
             if "lost" in reply.value:
                 return AGAIN
-            if "unavailable" in reply.value:
-                return failed(Outcome.WORLD_FAILED, reply.value["unavailable"])
             if before and not same(before, read(reply.value)):
                 return _maybe_broken(differs(before, read(reply.value)), failures)
         return replies[-1].value

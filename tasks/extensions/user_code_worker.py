@@ -27,11 +27,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tasks.trees.outcomes import UnavailableError
+
 PR_SET_PDEATHSIG = 1
 KEPT = 4000  # bytes at the end of what the code has printed
 SHOWN = 1000  # characters of an error
 
 RAISED = "raised"  # the code raised an exception
+AWAY = "away"  # the code raised UnavailableError: what it needs is away
 TIMEOUT = "timeout"  # the code did not return within its seconds, and its process was killed
 DIED = "died"  # the process ended while it ran the code, or could not start
 TOO_LARGE = "too_large"  # the code returned more than a reply may hold
@@ -113,12 +116,15 @@ def answer(target: Any, method: str, arguments: list[Any], limit: int) -> bytes:
     try:
         value = (getattr(target, method) if method else target)(*arguments)
     except BaseException as error:
-        return _failure(RAISED, describe(error))
+        kind = AWAY if isinstance(error, UnavailableError) else RAISED
+        return _failure(kind, describe(error))
     try:
         text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except BaseException as error:  # also of a user's own mapping
-        kind = type(value).__name__
-        return _failure(NOT_JSON, f"returned {kind}, which is no JSON: {describe(error)}"[:SHOWN])
+        returned = type(value).__name__
+        return _failure(
+            NOT_JSON, f"returned {returned}, which is no JSON: {describe(error)}"[:SHOWN]
+        )
     body = text.encode()
     if len(body) > limit:
         return _failure(TOO_LARGE, f"returned {len(body)} bytes, more than {limit}")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from tasks.extensions import user_code_worker
-from tasks.trees.outcomes import UnavailableError
 from tasks.trees.tree import Call, Message, Observation, Question
 
 OPTIONAL = ("fork", "end", "solve", "close")  # methods that a world need not have
@@ -55,10 +54,7 @@ class WorldHost:
         """Do one act."""
         if handle not in self.worlds:
             return LOST
-        try:
-            return {"seen": _seen(self.worlds[handle].act(Call(tool, argument, values)), "act")}
-        except UnavailableError as error:
-            return {"unavailable": user_code_worker.describe(error)}
+        return {"seen": _seen(self.worlds[handle].act(Call(tool, argument, values)), "act")}
 
     def fork(self, handle: int, new: int) -> bool:
         """Copy an episode; return whether there is a copy."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from tasks.extensions.user_code_worker import describe, well_formed
 from tasks.tools.contract import OpenTool
-from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
+from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, UnavailableError
 from tasks.trees.tree import Call, Observation
 
 TEXT_CHARACTERS = 100_000  # most of one result; the dialogue cuts it to its tokens
@@ -15,7 +15,10 @@ OUTCOMES = frozenset(Outcome) - {*TURN_OUTCOMES, Outcome.PART}  # that a result 
 
 
 def guarded(tool: OpenTool) -> OpenTool:
-    """Return a tool that turns an exception, or a wrong number or kind of results, into ERROR."""
+    """Return a tool that turns an exception, or a wrong number or kind of results, into ERROR.
+
+    UnavailableError becomes UNAVAILABLE.
+    """
     return OpenTool(tool.specs, partial(_run, tool))
 
 
@@ -25,7 +28,9 @@ def _run(tool: OpenTool, calls: Sequence[Call]) -> list[Observation]:
         if len(results) != len(calls):
             raise ValueError(f"{len(results)} results for {len(calls)} calls")
     except Exception as error:
-        return [Observation(Outcome.ERROR, describe(error))] * len(calls)
+        away = isinstance(error, UnavailableError)
+        outcome = Outcome.UNAVAILABLE if away else Outcome.ERROR
+        return [Observation(outcome, describe(error))] * len(calls)
     return [sound(result) for result in results]
 
 

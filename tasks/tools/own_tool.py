@@ -30,6 +30,7 @@ SECONDS = 10.0  # of one call, where the recipe does not say
 HOST = "tasks/extensions/tool_host.py:ToolHost"
 FAILURES = {  # of a reply -> outcome of the call
     user_code_worker.RAISED: Outcome.ERROR,
+    user_code_worker.AWAY: Outcome.UNAVAILABLE,
     user_code_worker.NOT_JSON: Outcome.ERROR,
     user_code_worker.TIMEOUT: Outcome.WALL_TIMEOUT,
     user_code_worker.TOO_LARGE: Outcome.OUTPUT_LIMIT,

@@ -114,7 +114,10 @@ INFRASTRUCTURE = tuple(o for o in Outcome if CAUSES[o] == Cause.INFRASTRUCTURE)
 
 
 class UnavailableError(Exception):
-    """What a world needs is away, whatever the agent does: its episode ends as WORLD_FAILED."""
+    """What a world or a tool needs is away, whatever the agent does.
+
+    The episode ends as WORLD_FAILED, the call as UNAVAILABLE.
+    """
 
 
 class StopReason(StrEnum):

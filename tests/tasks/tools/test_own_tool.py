@@ -18,7 +18,12 @@ from contextlib import contextmanager
 from typing import Literal
 from params.schema.base import Frozen
 from tasks.tools.contract import OpenTool, ToolKind, text_spec
+from tasks.trees.outcomes import UnavailableError
 from tasks.trees.tree import Observation
+
+
+def away(text):
+    raise UnavailableError(text)
 
 
 def weather(city: str) -> str:
@@ -31,6 +36,7 @@ def weather(city: str) -> str:
     print("asked for", city)
     return {
         "raise": lambda: {}["no such city"],
+        "away": lambda: away("no satellite"),
         "hang": lambda: time.sleep(60),
         "large": lambda: "x" * 10_000_000,
         "long": lambda: "x" * 200_000,
@@ -98,6 +104,8 @@ def _open(settings, opening):
     def run(calls):
         if calls[0].argument == "raise":
             raise LookupError("no")
+        if calls[0].argument == "away":
+            raise UnavailableError("no line")
         return [Observation("ok", call.argument) for call in calls if call.argument != "drop"]
     yield OpenTool([text_spec("raw", "Repeat.", "text", "it")], run)
 
@@ -153,6 +161,7 @@ def test_function_tells_the_agent_what_it_is(weather):
     ("city", "outcome", "text"),
     [
         ("raise", "error", "KeyError: 'no such city'"),
+        ("away", "unavailable", "no satellite"),
         ("hang", "wall_timeout", "no answer within 3 seconds"),
         ("large", "output_limit", "more than 1048576"),
         ("bytes", "error", "TypeError: the tool returned bytes: return a text"),
@@ -213,6 +222,7 @@ def test_tool_that_runs_in_the_trainer_is_guarded():
         run = lambda *texts: [seen.text for seen in tool.run([Call("raw", t) for t in texts])]  # noqa: E731
         assert run("a", "\ud800") == ["a", "\ufffd"]
         assert run("raise", "a") == ["LookupError: no"] * 2
+        assert [seen.outcome for seen in tool.run([Call("raw", "away")])] == ["unavailable"]
         assert run("a", "drop") == ["ValueError: 1 results for 2 calls"] * 2
 
 
