@@ -209,6 +209,11 @@ def _judge_formulas(answer: str, gold: str, compare: Compare) -> tuple[float, st
         return 0.0, "text"
     if (items := notation.printed_list(answer, gold)) is not None:
         return _judge_formulas(items, gold, compare)
+    options = notation.option_with_text(answer), notation.option_with_text(gold)
+    if options[0] and options[1]:
+        if options[0][0] != options[1][0]:
+            return 0.0, "text"
+        return _judge_formulas(options[0][1], options[1][1], compare)
     same = _same_kind(answer, gold)
     if same is not None:
         return float(same), "text"
@@ -286,15 +291,15 @@ def _same_kind(answer: str, gold: str) -> bool | None:
 
 
 def _same_option(answer: str, gold: str) -> bool | None:
-    """Compare options of a multiple choice, with or without their texts; None for no options."""
+    """Compare options of a multiple choice, where one of them has no text; None for others."""
     ours, theirs = notation.option(answer), notation.option(gold)
     if ours and theirs:
         return ours == theirs
-    our_letter = ours or notation.option_with_text(answer)
-    their_letter = theirs or notation.option_with_text(gold)
-    if not (our_letter and their_letter):
-        return None
-    return our_letter == their_letter if ours or theirs or our_letter != their_letter else None
+    if ours and (with_text := notation.option_with_text(gold)):
+        return ours == with_text[0]
+    if theirs and (with_text := notation.option_with_text(answer)):
+        return theirs == with_text[0]
+    return None
 
 
 def _verified(answer: str, gold: str, compare: Compare) -> tuple[float, str]:

@@ -60,9 +60,14 @@ _LAYOUT = (
     (regex.compile(r"\\(?:leq|leqslant)(?![a-z])"), r"\\le"),
     (regex.compile(r"\\(?:geq|geqslant)(?![a-z])"), r"\\ge"),
     (regex.compile(r"\\neq(?![a-z])|\\not\s*="), r"\\ne "),
-    (regex.compile(r"\\varnothing(?![a-z])"), r"\\emptyset"),
+    (regex.compile(r"\\varnothing(?![a-z])|\\\{\s*\\\}"), r"\\emptyset"),
     (regex.compile(r"\s*(?:\\?%|\bper ?cent\b)"), r"\\%"),
-    (regex.compile(r"(?:\\degree(?:s)?|\^\s*\{\\circ\s*\}|(?<=\d)\s*degrees?\b)"), r"^\\circ"),
+    (
+        regex.compile(
+            r"(?:\\degree(?:s)?|\^\s*\{\\circ\s*\}|(?<=\d)\s*degrees?\b|(?<=\d)\s*\\text\s*\{\s*degrees?\s*\})"
+        ),
+        r"^\\circ",
+    ),
     (regex.compile(r"(?<![\\a-zA-Z])(sqrt|pi|infty|sin|cos|tan|log|ln)(?![a-zA-Z])"), r"\\\1"),
     (regex.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
     (regex.compile(r"\^\\circ\s*(?:\\text\s*\{\s*)?([CFK])\b\}?"), r"\\text{deg\1}"),
@@ -168,7 +173,7 @@ _PHRASES = (
         regex.compile(
             "(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality|problem) has |"
             "(?:it )?has )?no solutions?(?: exists?)?|(?:the )?(?:empty|null) set|none|"
-            "无解|空集|没有解",
+            "无解|空集|没有解|\u00f8",
             regex.IGNORECASE,
         ),
         r"\\emptyset",
@@ -189,7 +194,9 @@ _PHRASES = (
     ),
 )
 _OPTION = regex.compile(r"(?:(?i:option|choice) )?\(?([A-Z])\)?[.:)]?")
-_OPTION_TEXT = regex.compile(r"(?:(?i:option|choice) )?(?:\(([A-J])\)|([A-J])[.:)])\s*(.+)")
+_OPTION_TEXT = regex.compile(
+    r"(?:(?i:option|choice) )?(?:[(\[]([A-J])[)\]]\.?|([A-J])[.:)])\s*(.+)"
+)
 _OTHER_OPTION = regex.compile(r"\s*(?:and|or|&|,|/)|.*(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _TEXT = regex.compile(r"\\text\s*\{([^{}]*)\}")
 _WORDS = regex.compile(r"[\p{L}' -]+")
@@ -232,12 +239,12 @@ def option(text: str) -> str | None:
     return matched[1] if matched else None
 
 
-def option_with_text(text: str) -> str | None:
-    """Return the letter of an answer such as ``C. 12`` that names one option, or None."""
+def option_with_text(text: str) -> tuple[str, str] | None:
+    """Return letter and text of an answer such as ``C. 12`` that names one option, or None."""
     matched = _OPTION_TEXT.fullmatch(without_text(text).strip())
     if not matched or _OTHER_OPTION.match(matched[3]):
         return None
-    return matched[1] or matched[2]
+    return matched[1] or matched[2], matched[3].strip()
 
 
 def without_text(text: str) -> str:
@@ -288,6 +295,8 @@ def printed_list(answer: str, gold: str) -> str | None:
     if not wrappers.encloses(answer, "[]"):
         return None
     items = answer[1:-1]
+    if wrappers.encloses(items.strip(), "[]"):
+        return None
     if wrappers.encloses(gold, "()"):  # three coordinates or more are no interval
         return f"({items})" if gold.count(",") > 1 else None
     return None if wrappers.encloses(gold, "[]") or ranges.real_set(gold) else items

@@ -202,9 +202,10 @@ def in_digits(text: str) -> str:
     ``two apples``, ``2.5 million dollars``, ``3 thirds`` and ``十八`` have one; text without a
     number, or with more than nouns after it, stays as it is.
     """
+    number, percent, rest = text.partition(r"\%")
     for read in (_with_magnitude, _counted_parts, _in_english, _in_chinese):
-        if (found := read(text)) is not None:
-            return found
+        if not rest and (found := read(number.strip())) is not None:
+            return found + percent
     return text
 
 

@@ -21,7 +21,7 @@ _SIGNS = regex.compile(
     r"\*\*|\w\(|[\[{]|\d[jJ]\b|\b(?:oo|inf|[IE]|EmptySet|Reals)\b|[<>!=]=|[&|]|\*|\w\.\w"
 )
 _NUMPY_ROW = regex.compile(r"(?<=[\d.\]])\s+(?=[-+\d.\[])")
-_QUOTED = regex.compile(r"""(\w\()(["'])([-+\d./e]+)\2\)""")
+_QUOTED = regex.compile(r"""(\w\()(["'])([-+\w./]+)\2\)""")
 _MODULES = {"np", "numpy", "math", "cmath", "sp", "sympy", "S", "fractions", "decimal", "mpmath"}
 
 _CONSTANTS = {"pi": r"\pi", "oo": r"\infty", "inf": r"\infty", "Infinity": r"\infty", "E": "e"} | {
@@ -50,7 +50,7 @@ _JOINED = {"And": r" \text{ and } ", "Or": r" \text{ or } ", "Union": r" \cup "}
 _INTERVALS = {"Interval": "[]", "open": "()", "Ropen": "[)", "Lopen": "(]"}
 _THEMSELVES = set(  # called with a number, they are that number
     "float float16 float32 float64 int int8 int16 int32 int64 uint8 uint64 Integer Float mpf "
-    "Decimal Fraction Rational N nsimplify simplify Poly complex128 bool_".split()
+    "Decimal Fraction Rational N S nsimplify simplify Poly Symbol complex128 bool_".split()
 )
 _COLLECTIONS = set("list tuple array asarray FiniteSet set frozenset".split())
 _MATRICES = {"Matrix", "ImmutableMatrix", "ImmutableDenseMatrix", "MutableDenseMatrix"}
@@ -69,7 +69,7 @@ def in_latex(text: str, natural: bool = True) -> str:
     source = " ".join(_QUOTED.sub(r"\1\3)", text).split())
     if not (_SIGNS.search(source) and _PLAIN.fullmatch(source) and source.isascii()):
         return text
-    if source.startswith("[") and "," not in source:
+    if wrappers.encloses(source, "[]") and "," not in source:
         source = _NUMPY_ROW.sub(", ", source)
     if _GLUED.search(source) or _SCRIPT.search(source):  # 2x, which Python would warn of; e^{-1}
         return text

@@ -21,6 +21,7 @@ _SIDES = regex.compile(
 _TURNED = regex.compile(rf"(?P<first>[^<>]+?)\s*(?P<left>{_SIGN})\s*(?P<name>{_NAME})")
 _UNEQUAL = regex.compile(rf"(?P<name>{_NAME})\s*\\n(?:e|eq)(?![a-z])\s*(?P<points>[^<>=]+)")
 _EQUAL = regex.compile(rf"(?P<name>{_NAME})\s*=\s*(?P<point>[^<>=,]+)")
+_ABSOLUTE = regex.compile(rf"\|\s*(?P<name>{_NAME})\s*\|\s*(?P<sign>{_SIGN})\s*(?P<bound>.+)")
 _MEMBER = regex.compile(rf"(?P<name>{_NAME})\s*\\in(?![a-z])\s*(?P<set>.+)")
 _BUILT = regex.compile(
     rf"\\?\{{\s*(?P<name>{_NAME})\s*(?:\\in\s*\\mathbb\s*\{{R\}}|\\in\s*\\mathbb R)?\s*"
@@ -39,7 +40,7 @@ _EITHER = regex.compile(
 _BOTH = regex.compile(
     r"\s*(?:,?\s*\\text\s*\{\s*and\s*\}|,?\s*\band\b|\\land(?![a-z])|\\wedge|\\cap)\s*"
 )
-_COMMA = regex.compile(rf",\s*(?={_NAME}\s*(?:{_SIGN}))")
+_COMMA = regex.compile(rf",\s*(?={_NAME}\s*(?:{_SIGN}|\\ne(?![a-z])))")
 _POINTS = regex.compile(r"\s*(?:,\s*\\text\s*\{\s*and\s*\}|\\text\s*\{\s*and\s*\}|\band\b|,)\s*")
 _POINT_SET = regex.compile(r"\\\{[^{},]+\\\}")
 _FRENCH = regex.compile(r"([\]\[])([^\[\](),]+,[^\[\](),]+)([\]\[])")
@@ -94,12 +95,20 @@ def _intersection(text: str) -> Real | None:
     text = text.strip()
     joined = _BOTH.split(text)
     texts = joined if len(joined) > 1 else _COMMA.split(text)
-    found = [part for each in texts if (part := _single(each))]
-    if len(texts) < 2 or len(found) != len(texts) or len({name for name, _ in found}) != 1:
+    unequal = [matched for each in texts if (matched := _UNEQUAL.fullmatch(each.strip()))]
+    found = [part for each in texts if not _UNEQUAL.fullmatch(each) and (part := _single(each))]
+    names = {name for name, _ in found} | {matched["name"] for matched in unequal}
+    if len(texts) < 2 or len(found) + len(unequal) < len(texts) or len(names) != 1:
         return None
     bounds = [part for _, part in found if part != REALS] or [REALS]
-    if len(bounds) == 1:
-        return found[0][0], bounds[0]
+    whole = bounds[0] if len(bounds) == 1 else _between(bounds, sure=len(joined) > 1)
+    if unequal and whole:
+        whole = _without(",".join(matched["points"] for matched in unequal), whole)
+    return (names.pop(), whole) if whole else None
+
+
+def _between(bounds: list[str], sure: bool) -> str | None:
+    """Return the numbers between two bounds, or None for none; ``sure``: some are."""
     above, below = sorted(bounds, key=lambda part: part.startswith(_BELOW))[:2]
     if len(bounds) > 2 or not (above.endswith(_ABOVE) and below.startswith(_BELOW)):
         return None
@@ -107,16 +116,15 @@ def _intersection(text: str) -> Real | None:
         return None
     first, last = above.removesuffix(_ABOVE), below.removeprefix(_BELOW)
     low, high = _value(first[1:]), _value(last[:-1])
-    is_empty = low is not None and high is not None and low >= high
-    surely = len(joined) > 1 or (low is not None and high is not None)
-    return (found[0][0], f"{first},{last}") if surely and not is_empty else None
+    some = sure if low is None or high is None else low < high
+    return f"{first},{last}" if some else None
 
 
 def _single(text: str) -> Real | None:
     text = text.strip()
     if text.startswith("(") and text.endswith(")") and "," not in text:
         text = text[1:-1].strip()
-    for read in (_inequality, _turned, _unequal, _complement, _interval, _point):
+    for read in (_inequality, _turned, _absolute, _unequal, _complement, _interval, _point):
         if found := read(text):
             return found
     return None
@@ -161,6 +169,19 @@ def _turned(text: str) -> Real | None:
     return matched["name"], _ray(opposite, matched["first"].strip())
 
 
+def _absolute(text: str) -> Real | None:
+    """Read ``|x| < 3``."""
+    matched = _ABSOLUTE.fullmatch(text)
+    bound = matched["bound"].strip() if matched else ""
+    if not matched or (_value(bound) or 0) <= 0:
+        return None
+    if matched["sign"] not in _DOWN:
+        around = "()" if matched["sign"] in _STRICT else "[]"
+        return matched["name"], f"{around[0]}-{bound},{bound}{around[1]}"
+    opening, closing = ("[", "]") if matched["sign"] == r"\ge" else ("(", ")")
+    return matched["name"], rf"(-\infty,-{bound}{closing}\cup{opening}{bound},\infty)"
+
+
 def _unequal(text: str) -> Real | None:
     matched = _UNEQUAL.fullmatch(text)
     return (matched["name"], _without(matched["points"])) if matched else None
@@ -173,18 +194,24 @@ def _complement(text: str) -> Real | None:
     return ("", _without(matched["points"])) if matched else None
 
 
-def _without(text: str) -> str:
-    """Return the reals without some points."""
+def _without(text: str, whole: str = REALS) -> str:
+    """Return the reals, or an interval, without some points."""
     points = []
     for point in _POINTS.split(text.strip().removesuffix("\\")):
         size = point.removeprefix(r"\pm").strip()
         points += [f"-{size}", size] if point.startswith(r"\pm") else [point]
     values = [(value, point) for point in points if (value := _value(point)) is not None]
-    if len(points) > 1 and len(values) < len(points):  # in which order they lie is not known
-        return rf"\mathbb{{R}}\setminus\{{{','.join(points)}\}}"
-    ordered = [point for _, point in sorted(values)] or points
-    ends = [r"-\infty", *ordered, r"\infty"]
-    return r"\cup".join(f"({below},{above})" for below, above in pairwise(ends))
+    if len(values) < len(points) and (len(points) > 1 or whole != REALS):  # their order is unknown
+        return rf"{whole}\setminus\{{{','.join(points)}\}}"
+    first, last = whole[1:-1].split(",")
+    low, high = _value(first), _value(last)
+    inside = [
+        point
+        for value, point in sorted(values)
+        if (low is None or value > low) and (high is None or value < high)
+    ]
+    ends = [whole[0] + first, *(inside if values else points), last + whole[-1]]
+    return r")\cup(".join(f"{below},{above}" for below, above in pairwise(ends))
 
 
 def _value(point: str) -> Fraction | None:

@@ -33,10 +33,15 @@ _SENTENCES = (
         regex.IGNORECASE | regex.DOTALL,
     ),
     regex.compile(
-        "(?:所以|因此|故|则|即|那么)?[，,]?\\s*(?:本题|此题)?(?:的)?(?:最终|正确|最后)?(?:的)?"
+        "(?:所以|因此|故|则|即|那么)?[，,]?\\s*(?:[a-zA-Z]的)?\\s*(?:本题|此题)?(?:的)?(?:最终|正确|最后)?(?:的)?"
         "(?:答案|结果|值|解)(?:应该|应)?(?:是|为|等于|：|:|=)+\\s*(?P<inner>.+)"
     ),
-    regex.compile("(?:所以|因此|故)?(?:应)?选(?:择|项)?(?:是|为|：|:)?\\s*(?P<inner>.+)"),
+    regex.compile("(?:所以|因此|故)?(?:答案)?(?:应)?选(?:择|项)?(?:是|为|：|:)?\\s*(?P<inner>.+)"),
+    regex.compile(
+        r"(?P<inner>\(?[A-J]\)?) is (?:the )?(?:correct|right)(?: answer| option| choice)?",
+        regex.IGNORECASE,
+    ),
+    regex.compile(r"(?:m\s*)?\\angle\s*\{?[A-Z]{1,3}\}?\s*=\s*(?P<inner>.+)"),
     regex.compile("(?:所以|因此|故)?(?:一共|总共|共有|共|等于|得)\\s*(?P<inner>\\d.*)"),
 )
 _STYLES = (
@@ -59,8 +64,8 @@ _SWITCHES = (
     regex.compile(r"\\(?:tag\*?|label|hspace\*?|vspace\*?)\s*\{[^{}]*\}"),
 )
 _END = regex.compile(  # of a proof
-    r"(?:\s|\\q?quad|\\hfill|[.,])*(?:\\(?:blacksquare|square|qed|qedsymbol|Box|blacklozenge|"
-    r"checkmark)(?![a-zA-Z])|[\u220e\u25a0\u25a1\u2713\u2714\u2705])[\s.]*$"
+    r"(?:\s|\\q?quad|\\hfill|\\[ ,;:!]|[.,])*(?:\\(?:blacksquare|square|qed|qedsymbol|Box|"
+    r"blacklozenge|checkmark)(?![a-zA-Z])|[\u220e\u25a0\u25a1\u2713\u2714\u2705])[\s.]*$"
 )
 _QUAD = regex.compile(r"\\q?quad(?![a-zA-Z])|\\hfill(?![a-zA-Z])")
 _RAISED = regex.compile(r"<su([pb])>([^<>]*)</su\1>")

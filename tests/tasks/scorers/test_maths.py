@@ -94,7 +94,12 @@ def test_numbers_are_compared_exactly(answer, gold, score):
     [
         # a decimal is the other number rounded or cut off, from seven digits on
         *(("0.3333333", "1/3", 1), ("0.333333", "1/3", 0), ("0.6666667", "2/3", 1)),
-        *(("0.6666666", "2/3", 1), ("0.6666668", "2/3", 0), ("0.3333334", "1/3", 0), ("-0.6666667", "-2/3", 1)),
+        *(
+            ("0.6666666", "2/3", 1),
+            ("0.6666668", "2/3", 0),
+            ("0.3333334", "1/3", 0),
+            ("-0.6666667", "-2/3", 1),
+        ),
         *(("-0.6666667", "2/3", 0), ("1/3", "0.3333333", 1), ("1/3", "0.333333", 0)),
         *(("3.1415927", "3.14159265", 1), ("3.14159265", "3.1415927", 1)),
         *(("33.3333333%", "1/3", 1), ("33.33333%", "1/3", 1), ("33.3333%", "1/3", 0)),
@@ -318,6 +323,65 @@ def test_honest_answer_is_not_too_complex(answer):
 @given(st.text("29!^{}(). _x", max_size=60))
 def test_any_text_can_be_checked(text):
     assert too_complex(text) in (True, False)
+
+
+PIECES = (
+    *(
+        "\\text{",
+        "\\color{",
+        "\\underline{",
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        "|",
+        "<",
+        "\\ne ",
+        "x",
+        " and ",
+    ),
+    *(
+        ",",
+        "12",
+        "000",
+        " ",
+        "_",
+        "^",
+        "**",
+        "`",
+        "$",
+        "\\setminus",
+        "\\{",
+        "\\}",
+        "三",
+        "万",
+        "分之",
+    ),
+    *(
+        "twenty",
+        "million",
+        "third",
+        "答案是",
+        "π",
+        "\u202f",
+        "sqrt(",
+        "Matrix([[",
+        "1j",
+        "\\%",
+        "°",
+        "B.",
+        "\n",
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30), st.integers(1, 20))
+def test_any_text_can_be_scored(pieces, times):
+    text = "".join(pieces) * times
+    for answer, gold in ((text, "(1,2)"), ("45^\\circ", text)):
+        assert mathematics(answer, [gold], lambda *_: "different")["score"] in (0, 1)
 
 
 def test_judged_pairs_are_not_too_complex():
