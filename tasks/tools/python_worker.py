@@ -431,6 +431,7 @@ FENCED = re.compile(  # a block of Markdown; of the last one, the end may be mis
 )
 FENCE_LINE = re.compile(r"^[ \t]*(?:```+|~~~+)[ \t]*\w*[ \t\r]*$\n?", re.MULTILINE)
 INLINE = re.compile(r"\s*(?P<ticks>`+)(?:py\w*\s)?(?P<code>[^`\n]+)(?P=ticks)\s*")
+INDENTED = re.compile(r"(?:(?: {4}|\t)[^\n]*(?:\n|\Z)|[ \t\r]*\n)+")  # a block, too, in Markdown
 LANGUAGES = ("", "python", "py", "python3", "py3", "ipython", "ipython3", "pycon", "code")
 
 
@@ -460,11 +461,10 @@ def parse(source: str) -> ast.Module:
     try:
         return ast.parse(source, "<code>")
     except SyntaxError:
-        text = UNPRINTED.sub(printed_space, source)
-        meant = textwrap.dedent(unfenced(text))
-        if meant == source:
+        code = unfenced(UNPRINTED.sub(printed_space, source))
+        if code == source and not INDENTED.fullmatch(source):
             raise
-    return ast.parse(meant, "<code>")
+    return ast.parse(textwrap.dedent(code), "<code>")
 
 
 def execute(source: str) -> None:

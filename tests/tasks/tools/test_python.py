@@ -77,6 +77,7 @@ def one(call, code: str) -> Observation:
         ("print('so far', end='')\n1 / 0", "error", "so far\nZeroDivisionError: division by zero"),
         ("x = (", "error", "SyntaxError: '(' was never closed"),
         ("x = 1\n y = 2", "error", "IndentationError: unexpected indent"),
+        (" x = 1", "error", "IndentationError: unexpected indent"),
         ("nothing", "error", "NameError: name 'nothing' is not defined"),
         ("input()", "error", "EOFError: EOF when reading a line"),
         ("import sys; sys.exit()", "ok", ""),
