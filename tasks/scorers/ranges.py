@@ -44,6 +44,13 @@ _COMMA = regex.compile(rf",\s*(?={_NAME}\s*(?:{_SIGN}|\\ne(?![a-z])))")
 _POINTS = regex.compile(r"\s*(?:,\s*\\text\s*\{\s*and\s*\}|\\text\s*\{\s*and\s*\}|\band\b|,)\s*")
 _POINT_SET = regex.compile(r"\\\{[^{},]+\\\}")
 _FRENCH = regex.compile(r"([\]\[])([^\[\](),]+,[^\[\](),]+)([\]\[])")
+_TYPED = (
+    (regex.compile(r"\s*>=\s*"), r" \\ge "),
+    (regex.compile(r"\s*<=\s*"), r" \\le "),
+    (regex.compile(r"\s*!=\s*"), r" \\ne "),
+    (regex.compile(r"(?<=[)\]])\s*[Uu]\s*(?=[(\[])"), r"\\cup "),
+    (regex.compile(r"(?<![a-zA-Z\\])(?:oo|inf(?:inity)?)(?![a-zA-Z])"), r"\\infty"),
+)
 _BELOW, _ABOVE = r"(-\infty,", r",\infty)"  # begin and end of a ray
 _STRICT = ("<", ">")
 _DOWN = (">", r"\ge")
@@ -53,7 +60,7 @@ Real = tuple[str, str]  # the variable or "", and the intervals
 
 def real_set(text: str) -> Real | None:
     """Return the variable, if one is named, and the intervals of a set of reals; or None."""
-    text = text.strip()
+    text = _in_latex(text.strip())
     if matched := _FIRST_REAL.fullmatch(text):
         return real_set(matched["rest"])
     if matched := _BUILT.fullmatch(text):
@@ -64,6 +71,13 @@ def real_set(text: str) -> Real | None:
         return inner and _named(matched["name"], inner)
     found = _union(text) or _intersection(text) or _single(text)
     return None if found and _POINT_SET.fullmatch(found[1]) else found
+
+
+def _in_latex(text: str) -> str:
+    """Write the signs of a keyboard, which stand between words here, as commands."""
+    for pattern, sign in _TYPED:
+        text = pattern.sub(sign, text)
+    return text
 
 
 def _named(name: str, inner: Real) -> Real | None:
