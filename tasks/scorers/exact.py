@@ -19,6 +19,7 @@ from tasks.scorers.plain import number, unified, unmarked
 
 _SEPARATOR = regex.compile(r"[,;]")
 _JOINED = regex.compile(r"(?<=\d)\s*([-/:])\s*(?=\d)")  # 3 / 4
+_MIXED = regex.compile(r"(?<=\d)\s+(?=\d+\s*/\s*\d)")  # 5 1/2, which is not 51/2
 _DATE = regex.compile(r"\b(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})\b")
 _UNITS = regex.compile(r"[$%]")
 _MEANS_NOTHING = regex.compile(
@@ -54,8 +55,11 @@ def _same(answer: str, gold: str) -> bool:
 
 
 def _without_marks(text: str) -> str:
-    """Drop spaces and the punctuation that means nothing; write dates with hyphens."""
-    text = _DATE.sub(r"\1-\2-\3", _JOINED.sub(r"\1", text))
+    """Drop spaces and the punctuation that means nothing.
+
+    Dates are written with hyphens, and the parts of a mixed number with a plus.
+    """
+    text = _DATE.sub(r"\1-\2-\3", _JOINED.sub(r"\1", _MIXED.sub("+", text)))
     return _MEANS_NOTHING.sub("", text)
 
 

@@ -23,8 +23,8 @@ _AROUND = regex.compile(  # a whole answer: $...$, \(...\), **...**
     r"\$([^$]+)(?<!\\)\$|\\\(((?:(?!\\\().)+)\\\)|\*\*([^*]+)\*\*", regex.DOTALL
 )
 _NUMBER = regex.compile(
-    r"(?P<sign>[+-]?)(?P<digits>\d+|\d{1,3}(?:,\d{3})+)?(?:\.(?P<decimals>\d*))?"
-    r"(?:e(?P<exponent>[+-]?\d{1,3}))?"
+    r"(?P<sign>[+-]?)(?P<digits>\d+|\d{1,3}(?:,\d{3})+|\d{1,3}(?:[ _]\d{3})+)?"
+    r"(?:\.(?P<decimals>\d*))?(?:e(?P<exponent>[+-]?\d{1,3}))?"
 )
 
 
@@ -62,11 +62,12 @@ def _ascii_digit(sign: str) -> str:
 def number(text: str) -> Fraction | None:
     """Return the value of a unified text that is a plain number, or None.
 
-    Signs, thousands separators, decimals and exponents are read: "+7", "-1,234.50", "1e3".
+    Signs, thousands separators, decimals and exponents are read: "+7", "-1,234.50", "12 000",
+    "1e3".
     """
     matched = _NUMBER.fullmatch(text)
     if not matched or not (matched["digits"] or matched["decimals"]):
         return None
-    digits = (matched["digits"] or "0").replace(",", "")
+    digits = regex.sub("[, _]", "", matched["digits"] or "0")
     value = Fraction(f"{matched['sign']}{digits}.{matched['decimals'] or '0'}")
     return value * Fraction(10) ** int(matched["exponent"] or 0)
