@@ -86,6 +86,7 @@ def rollout(
         if failed := [tree for tree in trees if any(masked_leaves(tree, inputs.again))]:
             tasks = [tree.question for tree in failed]
             anew = replace(inputs, attempt=inputs.attempt + AGAIN)
+            recorded.ask_again()
             second, _ = _grown(step, anew, tasks, recorded.environment, acting)
             trees = _with_second(trees, [paths[0].tree for paths in second], inputs.again)
         recorded.save_calls(step.out / "trees")

@@ -80,7 +80,7 @@ def _recorded(
         acting = _acting(recorder.tools, worlds)
         if not fixed:
             acting = replace(acting, session=partial(recorded_session, acting.session, recorder))
-        yield Recorded(acting, recorder.save_calls)
+        yield Recorded(acting, recorder.save_calls, recorder.ask_again)
 
 
 @contextmanager

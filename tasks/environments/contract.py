@@ -73,6 +73,8 @@ class Recorded:
 
     environment: OpenEnvironment
     save_calls: Callable[[Path], None]  # into a folder, as calls.parquet
+    # From now on, ask once more for results that the infrastructure failed to give.
+    ask_again: Callable[[], None] = lambda: None
 
 
 def recording(

@@ -8,7 +8,6 @@ replay finds every answer by name and number, and asks no world.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -38,7 +37,6 @@ class RecordedEpisodes:
 
     def __init__(self, inner: Session, recorder: Recorder) -> None:
         self.inner, self.recorder = inner, recorder
-        self.numbers: Counter[str] = Counter()  # of each question's episodes
         self.handles = count()
         self.episodes: dict[int, RecordedEpisode] = {}
 
@@ -80,8 +78,9 @@ class RecordedEpisodes:
 
     def _named(self, question: str, inner: int) -> int:
         """Return the handle of a new episode of a question."""
-        number = self.numbers[question]
-        self.numbers[question] += 1
+        with self.recorder.lock:  # a task that is asked once more has a session of its own
+            number = self.recorder.episodes[question]
+            self.recorder.episodes[question] += 1
         handle = next(self.handles)
         self.episodes[handle] = RecordedEpisode(f"{question}/{number}", question, inner)
         return handle

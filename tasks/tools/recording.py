@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.tools.contract import OpenTool
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import INFRASTRUCTURE, Outcome
 from tasks.trees.tables import write_table
 from tasks.trees.tree import Call, Observation, ToolSpec
 
@@ -34,6 +35,7 @@ REPLAYED = "BEAMLINE_CALLS"  # environment variable: folder with the recorded ca
 CALLS = "calls.parquet"
 SCRATCH = "calls.jsonl"
 SPECS = "specs"  # in place of a tool's name, in the table: what a tool has told of itself
+SECOND = "\n(asked once more)"  # ends the argument of a second attempt, in the table
 NOT_RECORDED = "this call is not recorded, and a replay asks no server"
 CALL_TABLE = pa.schema(
     {"tool": pa.string(), "argument": pa.string(), "outcome": pa.string(), "text": pa.string()}
@@ -67,12 +69,14 @@ class Recorder:
     scratch: Path | None
     tools: Mapping[str, OpenTool] = field(default_factory=dict)
     missed: set[tuple[str, str]] = field(default_factory=set)
+    again: bool = False  # whether tasks that the infrastructure failed are asked once more
+    episodes: Counter[str] = field(default_factory=Counter)  # of each question, in a world
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, tool: OpenTool, calls: Sequence[Call]) -> list[Observation]:
         """Answer calls from the record; run those that are not in it, and record them."""
-        keys = [(call.tool, whole(call.argument)) for call in calls]
         with self.lock:
+            keys = [self._key(call) for call in calls]
             new = {
                 key: call for key, call in zip(keys, calls, strict=True) if key not in self.results
             }
@@ -82,6 +86,17 @@ class Recorder:
             answers = tool.run(list(new.values()))
             self._record(dict(zip(new, answers, strict=True)))
         return [self.results[key] for key in keys]
+
+    def ask_again(self) -> None:
+        """From now on, ask once more for results that the infrastructure failed to give."""
+        self.again = True
+
+    def _key(self, call: Call) -> tuple[str, str]:
+        """Return the key of a call; a second attempt at one that failed has a key of its own."""
+        tool, argument = call.tool, whole(call.argument)
+        first = self.results.get((tool, argument))
+        failed = first is not None and first.outcome in INFRASTRUCTURE
+        return tool, argument + SECOND if self.again and failed else argument
 
     def _miss(self, new: Mapping[tuple[str, str], Call]) -> None:
         with self.lock:

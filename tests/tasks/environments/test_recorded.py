@@ -59,6 +59,9 @@ def played(folder, origin):
             seen += session.end([(first, "done")])
             for handle in (first, second, branch):
                 session.close(handle)
+        with recorded.environment.session() as session:  # the same tasks, asked once more
+            ((again, shown),) = session.open(TASKS[:1])
+            seen += [shown, *session.act([(again, Call("act", "x"))])]
         recorded.save_calls(folder)
     return seen
 

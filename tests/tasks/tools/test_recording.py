@@ -98,6 +98,24 @@ def test_replay_asks_no_tool(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_result_that_was_away_is_asked_for_once_more(tmp_path):
+    answers = iter([Observation("unavailable", "no line"), Observation("ok", "back")])
+    tool = OpenTool([], lambda calls: [next(answers) for _ in calls])
+    calls = [Call("web", "a")]
+
+    def run(recorder):
+        first = [recorder.tools["web"].run(calls)[0].text for _ in range(2)]
+        recorder.ask_again()
+        return first + [recorder.tools["web"].run(calls)[0].text for _ in range(2)]
+
+    with open_recorded({"web": tool}, WEB, tmp_path) as recorder:
+        assert run(recorder) == ["no line", "no line", "back", "back"]
+        recorder.save_calls(tmp_path)
+    for scratch, recorded in ((tmp_path, None), (None, load_calls(tmp_path / CALLS))):
+        with open_recorded({"web": refusing()}, WEB, scratch, recorded) as recorder:
+            assert run(recorder) == ["no line", "no line", "back", "back"]
+
+
 def test_call_that_is_not_recorded(tmp_path, monkeypatch, capsys):
     record(tmp_path / "0")
     publish_calls({Origin("reinforce", 0): tmp_path / "0" / CALLS}, tmp_path / "data" / CALLS)
