@@ -248,8 +248,8 @@ def masked(seen: Seen) -> str:
         return ""
     return (
         f"{100 * shares[-1]:.0f} % of the leaves were left out of training for how they ended "
-        "(masked of the algorithm): look at their outcomes on the page of the run; a world or a "
-        "server may fail, or agents run into a limit"
+        "(algorithm.masked): look at their outcomes on the page of the run. A world or a server "
+        "fails, or agents reach a limit: repair it, or raise the limit"
     )
 
 

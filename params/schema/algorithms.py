@@ -207,7 +207,7 @@ class Algorithm(Frozen):
     entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
     importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
     masked: tuple[Maskable, ...] = INFRASTRUCTURE  # outcomes whose leaves are not learned from
-    # once in the loss; paths: branches share the weight of what is before them
+    # what has weight 1 in the loss; paths: branches share the weight of the path they continue
     counts: Literal["leaves", "paths"] = "leaves"
 
     @model_validator(mode="after")

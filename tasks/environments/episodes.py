@@ -31,7 +31,7 @@ from tasks.environments.record import (
 from tasks.extensions.pool import Pool, Reply, open_pool
 from tasks.extensions.user_code_worker import AWAY, DIED, TIMEOUT
 from tasks.tools.schema import with_values
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 SECONDS = 10.0  # of one act, where the settings of the environment do not say
@@ -109,7 +109,7 @@ class Episodes:
     def open(self, tasks: Sequence[Question]) -> list[tuple[int, Observation | None]]:
         """Start an episode of each task; return its handle and its first observation.
 
-        Raises ValueError for a task whose data are none.
+        Raises ValueError for a task whose data or seed cannot be read.
         """
         opened = []
         for task in tasks:
@@ -292,7 +292,7 @@ class Episodes:
             if reply.failure:
                 acts = before is None and episode.first is not None
                 failures.append(acts)
-                if len(failures) == 1 and (acts or reply.failure == DIED):
+                if len(failures) < FAILURES_TO_BLAME and (acts or reply.failure == DIED):
                     return AGAIN
                 outcome = (
                     Outcome.WORLD_TIMEOUT if reply.failure == TIMEOUT else Outcome.WORLD_FAILED
@@ -312,8 +312,8 @@ _LAST: Any = (None, None, None)  # beside the last request, which nothing was se
 def _maybe_broken(failure: Observation, failures: Sequence[bool]) -> Observation:
     """Return the failure, as WORLD_BROKEN where the agent's act may be its cause.
 
-    An agent that breaks its world would else have nothing to lose: what failed by itself is left
-    out of training.
+    Such a failure stays trained. If it were left out, an agent could avoid a low reward by breaking
+    its world.
     """
     return replace(failure, outcome=Outcome.WORLD_BROKEN) if any(failures) else failure
 

@@ -29,13 +29,12 @@ from websockets.sync.client import ClientConnection, connect
 from params.schema.base import Frozen, Positive, PositiveFloat
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.tools.recording import replay_folder
-from tasks.trees.outcomes import Outcome, UnavailableError
+from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome, UnavailableError
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
-AGENTS_DOING = 2  # breaks of the connection by one message, which may then be the cause
 PAUSE = 0.2  # seconds before the second attempt to connect; doubles
 SHARE = 0.9  # of the seconds of an act are used here, so that its process need not be ended
 LARGEST = 2**24  # bytes of a message
@@ -225,7 +224,7 @@ class OpenEnvWorld:
                 self._drop(error)
                 broke += reached and not isinstance(error, _NoRoomError)
                 reason = f"{type(error).__name__}: {error}"
-        kind = ConnectionError if broke >= AGENTS_DOING else UnavailableError
+        kind = ConnectionError if broke >= FAILURES_TO_BLAME else UnavailableError
         raise kind(f"{self._settings.url} cannot be reached: {reason}")
 
     def _repeat(self) -> None:

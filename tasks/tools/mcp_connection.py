@@ -24,14 +24,13 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
 
 from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
-from tasks.trees.outcomes import Outcome
+from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome
 from tasks.trees.tree import Observation
 
 logger = logging.getLogger(__name__)
 
 Asked = tuple["Connection", str, dict[str, Any]]  # server, the server's name of the tool, arguments
 
-AGENTS_DOING = 2  # ends of the server in one call, which may then be the cause
 PAUSE = 0.2  # seconds before the second attempt of a call; doubles
 PATIENCE = 2.0  # seconds until a server that let a call time out must list its tools
 GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
@@ -166,7 +165,7 @@ class Connection:
                     except UnreachableError as error:
                         reason = str(error)
                         ended += sent
-                if ended >= AGENTS_DOING:
+                if ended >= FAILURES_TO_BLAME:
                     return Observation(Outcome.KILLED, f"{self.name} ended: {reason}")
                 return self._unavailable(reason)
         except ChangedError as error:

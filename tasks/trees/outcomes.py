@@ -110,6 +110,7 @@ CAUSES = dict.fromkeys(Outcome, Cause.AGENT) | {
     Outcome.TOOLS_CHANGED: Cause.INFRASTRUCTURE,
     Outcome.OVER_BUDGET: Cause.INFRASTRUCTURE,
 }
+FAILURES_TO_BLAME = 2  # at one act or call, which may then be the cause
 INFRASTRUCTURE = tuple(o for o in Outcome if CAUSES[o] == Cause.INFRASTRUCTURE)
 
 
