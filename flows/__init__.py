@@ -21,6 +21,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A library that uses fewer threads under load adds in another order, and equal runs would differ.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 os.environ.setdefault("OMP_DYNAMIC", "FALSE")
+if any(name.lower().endswith("_proxy") for name in os.environ):
+    from flows.host import proxies
+
+    if sys.argv[0] == "-m" and (faults := proxies.faults(os.environ)):
+        print(*faults, sep="\n", file=sys.stderr)
+        sys.exit(2)
+    proxies.keep_loopback_direct()  # of this program, and of all that it starts
 if sys.argv[0] == "-m" and os.environ.get("BEAMLINE_WARM", "off") != "off":
     from flows.host.warm import hand_over
 
