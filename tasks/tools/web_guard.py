@@ -22,10 +22,35 @@ from tasks.trees.outcomes import Outcome
 URL_CHARACTERS = 2000  # of an address, at most
 SCHEMES = {"http": 80, "https": 443}
 MOST_ADDRESSES = 3  # of a host that are tried
-NETWORKS = ("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")
-TRANSLATED = tuple(  # IPv6 networks whose addresses lead to an IPv4 address
-    ipaddress.ip_network(network) for network in NETWORKS
+# No page of the web is at an address with a special purpose: those of IANA's registries, relays and
+# name servers that can be reached globally included, and multicast.
+SPECIAL_V4 = (
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
+    *("172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24"),
+    *(
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+    ),
+    *("224.0.0.0/4", "240.0.0.0/4"),
 )
+# Every address of the internet's hosts is in GLOBAL_V6. So the rest need not be listed: ::/96,
+# ::ffff:0:0:0/96 and 64:ff9b::/96 (which lead to IPv4), fc00::/7, fe80::/10, fec0::/10, ff00::/8
+# and what will be given to other uses.
+GLOBAL_V6 = "2000::/3"
+SPECIAL_V6 = (
+    "2001::/23",  # of the IETF: Teredo, benchmarks, ORCHID, AMT, drones
+    *("2001:db8::/32", "3fff::/20"),  # documentation
+    "2002::/16",  # 6to4
+    "2620:4f:8000::/48",  # AS112
+    "3ffe::/16",  # 6bone, given back
+)
+_SPECIAL = tuple(map(ipaddress.ip_network, (*SPECIAL_V4, *SPECIAL_V6)))
+_GLOBAL = ipaddress.ip_network(GLOBAL_V6)
+_ISATAP = (0x00005EFE, 0x02005EFE)  # the first half of an interface's id; the other is IPv4
 _HOST = re.compile(r"[0-9A-Za-z._:-]+")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -83,13 +108,16 @@ def is_public(text: str) -> bool:
     try:
         address: Address = ipaddress.ip_address(text)
     except ValueError:
-        return False  # with a scope, such as fe80::1%eth0
+        return False
     if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped:
+        if address.ipv4_mapped and not address.scope_id:
             return is_public(str(address.ipv4_mapped))
-        if address.is_site_local or any(address in network for network in TRANSLATED):
+        host = int(address) & (2**64 - 1)
+        if host >> 32 in _ISATAP and not is_public(str(ipaddress.IPv4Address(host & 0xFFFFFFFF))):
             return False
-    return address.is_global and not address.is_multicast and not _is_own(address)
+        if address.scope_id or address not in _GLOBAL:  # such as fe80::1%eth0
+            return False
+    return not any(address in network for network in _SPECIAL) and not _is_own(address)
 
 
 def _is_own(address: Address) -> bool:

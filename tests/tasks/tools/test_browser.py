@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.tools.browser import TOOL, Browser
 from tasks.tools.contract import Opening
@@ -176,8 +178,51 @@ def test_private_addresses_are_refused(host):
     assert host not in NUMBERS or not is_public(host)
 
 
-def test_public_addresses_are_public():
-    assert all(map(is_public, ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"]))
+SPECIAL = [
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+    *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+    *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+    *("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64"),
+    *("2001::/32", "2001:2::/48", "2001:3::/32", "2001:4:112::/48", "2001:10::/28", "2001:20::/28"),
+    *("2001:30::/28", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3ffe::/16", "3fff::/20"),
+    *("5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+]
+PRIVATE_V4 = st.sampled_from(SPECIAL[:15]).flatmap(lambda net: st.ip_addresses(network=net))
+EMBEDDED = [
+    "::ffff:{}",
+    "::{}",
+    "::ffff:0:{}",
+    "64:ff9b::{}",
+    "2a00:1::5efe:{}",
+    "2a00:1::200:5efe:{}",
+]
+
+
+@given(st.sampled_from(SPECIAL).flatmap(lambda net: st.ip_addresses(network=net)))
+def test_no_special_address_is_public(address):
+    assert not is_public(str(address))
+
+
+@given(PRIVATE_V4, st.sampled_from(EMBEDDED))
+def test_no_address_that_leads_to_a_private_one_is_public(address, form):
+    assert not is_public(form.format(address))
+
+
+@given(st.ip_addresses())
+def test_what_ipaddress_calls_private_is_not_public(address):
+    assert address.is_global or not is_public(str(address))
+    assert not is_public(f"{address}%eth0")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946", "1.1.1.1", "192.0.1.1"),
+        *("::ffff:8.8.8.8", "2a00:1::5efe:8.8.8.8", "2400:cb00::1", "223.255.255.255"),
+    ],
+)
+def test_public_addresses_are_public(address):
+    assert is_public(address)
 
 
 def test_other_port_of_an_allowed_host_is_refused():
