@@ -191,6 +191,14 @@ def write_stage(folder: Path, name: str, flows: bool, before: str = "pass") -> N
     (folder / f"{name}.py").write_text(text + (FLOW.format(name=name) if flows else BARE))
 
 
+def give_pool(folder: Path, pool: str = "gpu") -> None:
+    """Have the stage `later` of a toy project ask for a pool."""
+    pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
+    # the limit covers the way to the worker and back, which takes long on a loaded machine
+    pipeline["stages"]["later"]["do"]["meta"] = {"pool": pool, "timeout_seconds": 3600}
+    (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
+
+
 def environment(**changes: str) -> dict[str, str]:
     """What a user's shell would have: the virtual environment and nothing of a run."""
     theirs = {

@@ -45,6 +45,7 @@ from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
 from flows.workers import substep_tasks
 from flows.workers.connection import name_process, prefect_server
+from flows.workers.stage import check_machine
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
@@ -322,6 +323,7 @@ def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
     if recipe_list.add_to_pipeline(args.recipe):
         print(f"compare: added {args.recipe} to the recipes in dvc.yaml")
     seeds = list(dict.fromkeys(args.seeds or [recipe.seed]))
+    check_machine(args.recipe)
     with prefect_server():
         given = (args.recipe, rows, args.overrides, seeds, args.budget)
         compare(*given, args.baseline, args.suite, args.part)

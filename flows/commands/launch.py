@@ -25,12 +25,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from flows import end_import_phase, exit_fast
-from flows.host import gpu
+from flows.host import gpu, requirements
 from flows.runs import pipeline
 from params.schema.addresses import LOOPBACK
 from params.schema.recipe import Recipe
 from tasks import recipes
-from tasks.engines import ENGINES
 from tasks.engines.servers.token_guard import SHORTEST, TOKEN
 from tasks.learning.channel import ADDRESS, SECRET
 from tasks.learning.learner_group import HOST, LAUNCH, launch_command
@@ -136,18 +135,17 @@ def faults(
     ``starting``: the servers start with the run, so that only their names are looked up.
     """
     return [
-        *_of_engine(recipe, environment, _unknown if starting else _silence),
+        *requirements.faults(recipe, environment),
+        *_of_servers(recipe, environment, _unknown if starting else _silence),
         *_of_gpus(recipe, environment),
         *_of_processes(recipe, environment, folder),
     ]
 
 
-def _of_engine(
+def _of_servers(
     recipe: Recipe, environment: Mapping[str, str], ask: Callable[[str], str]
 ) -> Iterator[str]:
     addresses = servers(recipe)
-    if missing := ENGINES[recipe.engine.kind].installed(recipe.engine):
-        yield f"engine.kind is {recipe.engine.kind}, {missing}"
     if not addresses:
         return
     if len(environment.get(TOKEN, "").strip()) < SHORTEST:
@@ -180,16 +178,13 @@ def _unknown(address: str) -> str:
 
 
 def _of_gpus(recipe: Recipe, environment: Mapping[str, str]) -> Iterator[str]:
-    if recipe.machine.device != "cuda":
+    if recipe.machine.device != "cuda" or LAUNCH not in environment:
         return
-    count, gpu_count = recipe.machine.processes, len(gpu.visible())
-    if LAUNCH in environment:
-        count = min(count, _per_node(environment) or 1)
+    count, gpu_count = _per_node(environment) or 1, len(gpu.visible())
     if gpu_count < count:
         yield (
-            f"machine.device is cuda, {count} learner processes run on this machine, and it has "
-            f"{gpu_count} GPUs: lower machine.processes, take a larger machine, or start the "
-            f"processes on several with {LAUNCH}"
+            f"'machine.device' = 'cuda', and {LAUNCH} starts {count} learner processes on this "
+            f"machine, which has {gpu_count} GPUs: lower {count}, or take a larger machine"
         )
 
 

@@ -71,11 +71,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
 
 def check_run(recipe: str, changes: Sequence[str]) -> None:
     """Raise ValueError for a run that could not end as a commit, or whose recipe does not hold."""
-    if not git.is_repository():
-        raise ValueError(
-            f"{Path.cwd()} is in no git repository, so a run cannot become a commit: git init && "
-            "git add --all && git commit (--here needs only git init), or git clone the project"
-        )
+    git.check_repository()
     git.check_identity()
     if not git.revision().commit:
         raise ValueError("there is no commit yet that could be run: git add and commit")
@@ -268,10 +264,13 @@ def _here(recipe: str) -> int:
 
 
 def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
-    from flows.workers.stage import check  # with Prefect, which not every call needs
+    from flows.workers import dispatch  # with Prefect, which not every call needs
+    from flows.workers.stage import check, check_machine
 
+    stages = from_the_first_of(changed)
     try:
-        check(recipe, from_the_first_of(changed))
+        check(recipe, stages)
+        check_machine(recipe, set(stages) - dispatch.sent_elsewhere(recipe))
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2

@@ -40,13 +40,18 @@ def held(stage: str, machine: Machine) -> Iterator[Mapping[str, str]]:
     count = machine.processes if stage.partition("@")[0] in LEARNING else 1
     if count > len(names):
         if LAUNCH not in os.environ:
-            raise ValueError(
-                f"machine.processes is {count}, and this machine has {len(names)} GPUs: lower it, "
-                f"or start the processes on several machines with {LAUNCH} (docs/cluster.md)"
-            )
+            raise ValueError(too_few(count, len(names)))
         count = len(names)
     with ExitStack() as locks:
         yield {VISIBLE: ",".join(_reserved(names, count, locks))}
+
+
+def too_few(processes: int, gpus: int) -> str:
+    """Return the message for a machine with fewer GPUs than learner processes."""
+    return (
+        f"'machine.processes' = {processes}, and this machine has {gpus} GPUs that it may use: "
+        f"lower it, or start the processes on several machines with {LAUNCH} (docs/cluster.md)"
+    )
 
 
 def visible() -> list[str]:

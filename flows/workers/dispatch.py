@@ -38,6 +38,7 @@ from flows.runs import dvc_command, git, pipeline, transfer
 from flows.tracking import store
 from flows.tracking.run import PIPELINE_RUN
 from flows.workers import received
+from flows.workers.connection import current_server
 
 FLOW = "stage"  # the flow of flows/deploy.py, with a deployment for each pool
 RESULT = "stage"  # the type of the artifact that has a stage's result
@@ -64,6 +65,13 @@ def send(stage: pipeline.Stage) -> bool:
     received.check_paths(result["files"], pipeline.belongings(stage.name).small, Path())
     transfer.take_over(stage.name, result["lock"], result["files"])
     return True
+
+
+def sent_elsewhere(recipe: str) -> set[str]:
+    """Return the stages ("reinforce") of a recipe that workers may run, and so not this machine."""
+    pooled = {stage.name.partition("@")[0] for stage in pipeline.stages(recipe) if stage.pool}
+    carried = pooled and transfer.default_remote() is not None
+    return pooled if carried and current_server() is not None else set()
 
 
 def _obstacle(stage: pipeline.Stage) -> str | None:

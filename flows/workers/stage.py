@@ -23,18 +23,15 @@ from prefect.runtime import flow_run
 from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk
+from flows.host import disk, requirements
 from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
 from params.schema.recipe import algorithm_of
 from tasks import recipes
-from tasks.engines import ENGINES
-from tasks.questions.sampled import Sampled
 
 RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
-SAMPLING = ("reinforce", "evaluate")  # stages that always need the engine
 
 
 def main(flow: Flow[..., Any]) -> NoReturn:
@@ -56,24 +53,11 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     disk.check(recipe, loaded_recipe, algorithm_of(loaded_recipe, Path("params")), stages)
 
 
-def check_engine(recipe: str) -> None:
-    """Raise ValueError for a recipe whose engine is not installed here."""
-    engine = recipes.load(recipe, Path("params")).engine
-    if missing := ENGINES[engine.kind].installed(engine):
-        raise ValueError(f"params/{recipe}.yaml: 'engine.kind' = {engine.kind!r}, {missing}")
-
-
-def samples(name: str, recipe: str) -> bool:
-    """Return whether a stage needs the engine.
-
-    ``prepare`` does where it samples its traces, and ``reward_model`` where the recipe has one.
-    """
-    if name not in ("prepare", "reward_model"):
-        return name in SAMPLING
+def check_machine(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
+    """Raise ValueError with all that this machine lacks for ``stages`` of a recipe."""
     loaded_recipe = recipes.load(recipe, Path("params"))
-    if name == "reward_model":
-        return loaded_recipe.reward_model is not None
-    return isinstance(loaded_recipe.prepare.expert, Sampled)
+    if faults := requirements.faults(loaded_recipe, os.environ, stages):
+        raise ValueError("\n".join(f"params/{recipe}.yaml: {fault}" for fault in faults))
 
 
 def explained(error: Exception) -> str | None:
@@ -99,9 +83,9 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     """Check the recipe and run a stage's flow on it; return the exit status (see ``main``)."""
     name = f"{flow.name} {recipe}"
     try:
-        check(recipe, [stage for stage in disk.STAGES if stage == flow.name])
-        if samples(flow.name, recipe):
-            check_engine(recipe)
+        stages = [stage for stage in disk.STAGES if stage == flow.name]
+        check(recipe, stages)
+        check_machine(recipe, stages)
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

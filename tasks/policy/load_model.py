@@ -19,6 +19,7 @@ import torch
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
 from tasks.policy import adapter
+from tasks.policy.device import check_device
 from tasks.policy.lean_transformers import no_tensor_is_sharded, transformers
 
 initialization = importlib.import_module("transformers.initialization")
@@ -69,7 +70,7 @@ def load_policy(folder: str | Path, machine: Machine, revision: str | None = Non
 
     From the folder of an adapter, load its base with the adapter; only the adapter can learn.
     Raises OSError where nothing is found, or no safetensors, and ValueError where only code of the
-    policy's own can load it.
+    policy's own can load it, or torch cannot compute on the device.
     """
     if base := adapter.base_of(Path(folder)):
         return adapter.load(
@@ -90,6 +91,7 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | N
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
+    check_device(machine.device)
     model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
     return model.to(torch.device(machine.device))
 

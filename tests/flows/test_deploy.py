@@ -69,14 +69,6 @@ def service(tmp_path_factory):
     server.stop(process)
 
 
-def give_pool(folder, pool="gpu"):
-    """Have the stage `later` of a toy project ask for a pool."""
-    pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
-    # the limit covers the way to the worker and back, which takes long on a loaded machine
-    pipeline["stages"]["later"]["do"]["meta"] = {"pool": pool, "timeout_seconds": 3600}
-    (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline, sort_keys=False))
-
-
 @pytest.fixture(scope="module")
 def team(tmp_path_factory, service):
     """A toy project with the deployments, a checkout for a worker of each pool, a DVC remote."""
@@ -85,7 +77,7 @@ def team(tmp_path_factory, service):
     for folder in (origin, notes, tmp_path / "remote"):
         folder.mkdir()
     toy.create(origin, flows=True)
-    give_pool(origin)
+    toy.give_pool(origin)
     toy.run(origin, "dvc", "remote", "add", "--default", "shared", str(tmp_path / "remote"))
     for name in ("first", "later"):
         toy.write_stage(origin, name, True, HELD.format(notes, name))

@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from flows.commands import launch
+from flows.host import requirements
 from params.schema.addresses import SERVERS
 from tasks import recipes
 from tests import toy_project as toy
@@ -43,7 +44,7 @@ def test_programs_of_servers_stages_and_processes(server):
 
 def test_sound_launch_has_no_fault(server, monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "LOCAL", ())  # as if this file system were shared
-    monkeypatch.setattr(launch, "ENGINES", {"vllm": launch.ENGINES["transformers"]})
+    monkeypatch.setattr(requirements, "ENGINES", {"vllm": requirements.ENGINES["transformers"]})
     recipe = changed("tiny-vllm", "machine.processes=4", f'engine.servers=["{server}"]')
     command = "env torchrun --nnodes=2 --nproc-per-node=2"
     environment = {launch.TOKEN: TOKEN, launch.LAUNCH: command, launch.HOST: "node-1"}
@@ -63,7 +64,7 @@ def test_all_faults_are_named_at_once(monkeypatch, tmp_path):
     for words in (
         "BEAMLINE_SERVER_TOKEN is not set",
         r"http://127\.0\.0\.1:9 does not answer",
-        "4 learner processes run on this machine, and it has 1 GPUs",
+        "starts 4 learner processes on this machine, which has 1 GPUs",
         "'no-such-launcher', which is no program here",
         "2 x 4 processes, and machine.processes is 6",
         "BEAMLINE_HOST is not set",

@@ -102,7 +102,7 @@ def test_a_stage_that_learns_waits_for_a_gpu_a_process(machine):
 
 def test_more_processes_than_gpus_are_refused(machine, monkeypatch):
     several = CUDA.model_copy(update={"processes": 3})
-    refused = pytest.raises(ValueError, match=r"machine\.processes is 3, .* 2 GPUs")
+    refused = pytest.raises(ValueError, match=r"'machine\.processes' = 3, .* 2 GPUs")
     with refused, gpu.held("cold_start@toy", several):
         pass
     monkeypatch.setenv("BEAMLINE_LAUNCH", "srun torchrun")

@@ -37,8 +37,11 @@ def test_stage_that_no_worker_could_get_runs_here(here, api, tmp_path_factory, c
     later = Stage("later@toy", "dispatch", None)
     assert not dispatch.send(later)
     assert "no default remote" in capsys.readouterr().out
+    toy.give_pool(here, "dispatch")
+    assert dispatch.sent_elsewhere("toy") == set()
     remote = str(tmp_path_factory.mktemp("remote"))
     assert toy.run(here, "dvc", "remote", "add", "--default", "shared", remote).returncode == 0
+    assert dispatch.sent_elsewhere("toy") == {"later"}
     toy.commit(here)
     toy.write_stage(here, "first", flows=True, before="0")
     assert not dispatch.send(later)

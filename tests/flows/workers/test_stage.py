@@ -75,31 +75,14 @@ def test_invalid_recipe_is_one_message(project, capsys, changes, said):
     assert line.startswith(said)
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["not installed", "installed"])
-def test_missing_engine_is_found_before_any_work(project, monkeypatch, there):
-    monkeypatch.setattr(vllm, "find_spec", lambda name: (there and name == "vllm") or None)
-    stage.check_engine("toy")
-    toy.write_recipe(project, engine__kind="vllm", engine__servers=["http://gpu:8000"])
-    stage.check_engine("toy")
-    toy.write_recipe(project, engine__kind="vllm")
-    if there:
-        stage.check_engine("toy")
-    else:
-        with pytest.raises(ValueError, match=r"params/toy\.yaml: 'engine.kind' = 'vllm'.*beamline"):
-            stage.check_engine("toy")
-
-
-def test_stages_that_sample_need_the_engine(monkeypatch):
-    monkeypatch.chdir(toy.ROOT)
-    names = ("prepare", "cold_start", "reward_model", "reinforce", "evaluate", "verdict")
-    found = {
-        recipe: [name for name in names if stage.samples(name, recipe)]
-        for recipe in ("tiny", "tiny-reward-model")
-    }
-    assert found == {
-        "tiny": ["reinforce", "evaluate"],
-        "tiny-reward-model": ["reward_model", "reinforce", "evaluate"],
-    }
+def test_a_missing_device_and_engine_are_found_before_any_work(project, monkeypatch):
+    monkeypatch.setattr(vllm, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    stage.check_machine("toy")
+    toy.write_recipe(project, engine__kind="vllm", machine__device="cuda")
+    with pytest.raises(ValueError, match=r"params/toy\.yaml: 'engine\.kind' = 'vllm'") as raised:
+        stage.check_machine("toy")
+    assert "\nparams/toy.yaml: 'machine.device' = 'cuda': " in str(raised.value)
 
 
 def test_disk_without_room_is_found_before_any_work(project):
