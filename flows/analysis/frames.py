@@ -234,10 +234,17 @@ def answers(recipe: str, project: Path | str = HERE) -> pd.DataFrame:
 
 
 def curve(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:
-    """Return the metrics of training, a row an iteration."""
+    """Return the metrics of training, a row an iteration.
+
+    With validation, the policy that the last iteration made has a row of its own, whose metrics of
+    training are missing.
+    """
     file = _file(recipe, "curve.csv", project)
     _check(recipe, file)
-    frame = pd.read_csv(file)
+    try:
+        frame = pd.read_csv(file)
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"{file} is empty: restore it (dvc checkout), or train again") from None
     return frame if iteration is None else frame[frame["iteration"].isin(_listed(iteration))]
 
 

@@ -9,16 +9,16 @@ A comparison's are drawn by ``beamline compare RECIPE --suite NAME --committed``
 from __future__ import annotations
 
 import argparse
-import csv
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase, exit_fast
-from flows.tracking import paper_figures, run_figures
+from flows.tracking import curve_file, paper_figures, run_figures
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
@@ -38,19 +38,20 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
     Raises ValueError with the file and the remedy where no run has left its tables.
     """
     recipe, data = recipes.load(name, Path("params")), RunFolders(name).data
-    if lacking := [file for file in NEEDED if not (data / file).is_file()]:
-        raise ValueError(
-            f"{data / lacking[0]} does not exist: train first (make run RECIPE={name}), or fetch a "
-            "run (beamline reproduce <branch>)"
-        )
-    curve = _curve(data / "curve.csv")
-    iterations = len(curve["success"])
+    remedy = f"train first (make run RECIPE={name}), or fetch a run (beamline reproduce <branch>)"
+    if lacking := [str(data / file) for file in NEEDED if not (data / file).is_file()]:
+        raise ValueError(f"{', '.join(lacking)}: no such file: {remedy}")
+    curve = curve_file.of_training(curve_file.read(RunFolders(name).curve))
+    iterations = len(next(iter(curve.values()), ()))
+    if not iterations:
+        raise ValueError(f"{RunFolders(name).curve} has no iteration of a training: {remedy}")
+    figures, missing = _of_curve(curve)
     makers: dict[str, Callable[[], Any]] = {
-        **{key: partial(_as_it_is, figure) for key, figure in _of_curve(curve).items()},
+        **{key: partial(_as_it_is, figure) for key, figure in figures.items()},
         "entropy_by_tool": lambda: _entropies(name, recipe, data, iterations),
         "advantages": lambda: _advantages(recipe, data, iterations),
     }
-    drawn, missing = [], []
+    drawn = []
     for key, make in makers.items():
         file = RunFolders(name).reports / "figures" / f"{key}.png"
         try:
@@ -65,21 +66,20 @@ def _as_it_is(figure: Any) -> Any:
     return figure
 
 
-def _of_curve(curve: dict[str, list[float]]) -> dict[str, Any]:
-    spent = {kind: list(accumulate(curve[kind])) for kind in paper_figures.SPENT if kind in curve}
-    numbers = [float(number + 1) for number in range(len(curve["success"]))]
-    return paper_figures.of_run({**curve, **spent, "iteration": numbers})
-
-
-def _curve(file: Path) -> dict[str, list[float]]:
-    """Read a run's curve: measure -> a value an iteration; measures that some lack are left out."""
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    return {
-        column: [float(row[column]) for row in rows]
-        for column in rows[0]
-        if all(row[column] for row in rows)
-    }
+def _of_curve(curve: Mapping[str, Sequence[float]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the figures of a curve by name, and why others are missing."""
+    whole = [kind for kind in paper_figures.SPENT if not any(map(math.isnan, curve.get(kind, ())))]
+    spent = {kind: list(accumulate(curve[kind])) for kind in whole if kind in curve}
+    numbers = [number + 1.0 for number in range(len(next(iter(curve.values()))))]
+    unspent = {name: values for name, values in curve.items() if name not in paper_figures.SPENT}
+    figures = paper_figures.of_run({**unspent, **spent, "iteration": numbers})
+    missing = [
+        f"{name}: curve.csv has no values of {' or '.join(measures)}"
+        + ("" if by == curve_file.NUMBER else f", or some iteration has none of {by}")
+        for name, (measures, by, _) in paper_figures.OF_RUN.items()
+        if name not in figures
+    ]
+    return figures, missing
 
 
 def _entropies(name: str, recipe: Recipe, data: Path, iterations: int) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.tracking import comparison_report
+from flows.tracking import comparison_report, curve_file
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
 from params.run_folders import RunFolders
@@ -42,7 +41,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         "verdict": f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
         if verdict
         else "",
-        "curve": _curve(RunFolders(name).curve),
+        "curve": curve_file.read(RunFolders(name).curve),
         "algorithm": recipe.reinforce.algorithm,
         "branching": algorithm.branching,
         "rule": {
@@ -91,15 +90,6 @@ def committed(recipe: str) -> list[Result]:
         )
     panel = whole[0]["panel"]["digest"]
     return [one for one in whole if one["panel"]["digest"] == panel]
-
-
-def _curve(file: Path) -> dict[str, list[float | None]]:
-    """Read a run's curve: measure -> a value an iteration, None where there is none."""
-    if not file.is_file():
-        return {}
-    with file.open(newline="") as opened:
-        rows = list(csv.DictReader(opened))
-    return {name: [float(row[name]) if row[name] else None for row in rows] for name in rows[0]}
 
 
 def rounded(value: Any) -> Any:

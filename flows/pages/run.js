@@ -56,7 +56,7 @@ async function showIntervals() {
 async function showCurves() {
   const curve = data.curve;
   const shown = MOST_CURVES.filter(([name]) => curve[name]);
-  if (!shown.length) return;
+  if (!shown.length || !curve.iteration) return;
   const line = (name, title, style, i) => ({
     ...{ type: "scatter", mode: "lines+markers", x: curve.iteration, y: curve[name], name: title, connectgaps: true },
     ...{ line: { width: 1.6, ...style }, marker: { size: 4 }, ...axes(i) },

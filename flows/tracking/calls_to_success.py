@@ -24,9 +24,16 @@ RESAMPLES = 2000
 
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> NDArray[np.float64]:
-    """Return the mean of each value and the ones before it, where the window is full."""
+    """Return the mean of each value and the ones before it, where the window is full.
+
+    Gaps (NaN) do not count; a window of gaps alone is one.
+    """
     width = min(window, len(values))
-    return np.convolve(np.asarray(values, np.float64), np.full(width, 1 / width), "valid")
+    given, shares = np.asarray(values, np.float64), np.full(width, 1 / width)
+    known = np.isfinite(given)
+    with np.errstate(invalid="ignore"):
+        sums = np.convolve(np.where(known, given, 0.0), shares, "valid")
+        return np.where(known.all(), sums, sums / np.convolve(known, shares, "valid"))
 
 
 def spent_until(
@@ -47,7 +54,8 @@ def levels(curves: Curves, window: int = WINDOW) -> list[float]:
 
     At most MOST_LEVELS, the highest ones.
     """
-    every = [smoothed(curve["success"], window) for seeds in curves.values() for curve in seeds]
+    lines = [smoothed(curve["success"], window) for seeds in curves.values() for curve in seeds]
+    every = [known for line in lines if len(known := line[np.isfinite(line)])]
     if not every:
         return []
     low, high = max(one[0] for one in every), max(one.max() for one in every)

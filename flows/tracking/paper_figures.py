@@ -43,6 +43,11 @@ MEASURES = {  # of a curve: how the axis is called, and by what values are multi
     "advantage_max": ("largest advantage", 1.0),
 }
 DYNAMICS = tuple(MEASURES)[2:]  # GAGPO, figure 4
+OF_RUN = {  # name -> measures, what they are drawn against, title
+    "success_by_calls": (("success",), "tool_calls", "Success against tool calls"),
+    "episode_length": (("episode_steps",), "iteration", "Length of episodes"),
+    "dynamics": (DYNAMICS, "iteration", "Training dynamics"),
+}
 SPENT = {
     "tool_calls": "executed tool calls spent in training",
     "environment_steps": "environment steps spent in training",
@@ -84,17 +89,12 @@ def entropy_by_tool(profiles: Mapping[str, Profile], seeds: int, when: str) -> F
 def of_run(curve: Curve) -> dict[str, Figure]:
     """Draw what a run's curve has of the papers' figures: name -> figure.
 
-    ``curve``: measure -> a value an iteration, with what was spent so far (SPENT).
+    ``curve``: measure -> a value an iteration, NaN for gaps, with what was spent so far (SPENT).
     """
     every = {"": [curve]}
-    plots = {
-        "success_by_calls": (("success",), "tool_calls", "Success against tool calls"),
-        "episode_length": (("episode_steps",), "iteration", "Length of episodes"),
-        "dynamics": (DYNAMICS, "iteration", "Training dynamics"),
-    }
     return {
         name: curves_by(every, measures, spent, title)
-        for name, (measures, spent, title) in plots.items()
+        for name, (measures, spent, title) in OF_RUN.items()
         if any(_has(curve, measure) for measure in measures) and _has(curve, spent)
     }
 
@@ -149,7 +149,8 @@ def _mean_of_seeds(
     for curve in curves:
         values = smoothed(curve[measure]) * MEASURES[measure][1]
         places = np.array(curve.get(spent) or range(1, len(curve[measure]) + 1), np.float64)
-        drawn.append((places[-len(values) :], values))
+        known = np.isfinite(values)  # lines go on across gaps, as on the page
+        drawn.append((places[-len(values) :][known], values[known]))
     start, end = max(line[0][0] for line in drawn), min(line[0][-1] for line in drawn)
     at = np.linspace(start, max(start, end), POINTS)
     values = np.array([np.interp(at, *line) for line in drawn])
@@ -266,7 +267,7 @@ def state_groups(counts_by_variant: Mapping[str, Mapping[str, float]], seeds: in
 
 
 def _has(curve: Curve, name: str) -> bool:
-    return bool(curve.get(name))
+    return bool(np.isfinite(curve.get(name, ())).any())
 
 
 def _all(curves: Mapping[str, Sequence[Curve]]) -> list[Curve]:
@@ -275,7 +276,7 @@ def _all(curves: Mapping[str, Sequence[Curve]]) -> list[Curve]:
 
 def _points(curves: Mapping[str, Sequence[Curve]]) -> str:
     """Return how many iterations and seeds are drawn."""
-    iterations = sum(len(curve["success"]) for curve in _all(curves))
+    iterations = sum(max(map(len, curve.values())) for curve in _all(curves))
     return f"{iterations:,} iterations; {_seeds(max(map(len, curves.values())))}"
 
 
