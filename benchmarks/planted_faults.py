@@ -20,7 +20,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +35,8 @@ from pathlib import Path
 from typing import NoReturn
 
 import yaml
+
+from flows.runs import git
 
 PROGRAM = Path(__file__).parents[1]  # the checkout that this file is in
 FAULTS = Path("tests/faults.yaml")
@@ -113,17 +114,11 @@ def load(file: Path = FAULTS) -> list[Fault]:
 
 def copy(root: Path, folder: Path) -> None:
     """Make ``folder`` a repository with the files that git tracks in ``root``, as they are now."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
-    )
-    for name in filter(None, listed.stdout.split("\0")):
+    for name in git.tracked(root):
         if (root / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name)
-    author = ["-c", "user.name=faults", "-c", "user.email=faults@localhost"]
-    commit = [*author, "commit", "--quiet", "--no-verify", "--message", "without faults"]
-    for command in (["init", "--quiet"], ["add", "--all", "--force"], commit):
-        subprocess.run(["git", *command], cwd=folder, check=True)
+    git.initialize(folder, "without faults", author="faults")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What import-linter (pyproject.toml) cannot say: commands, imports at run time, registries."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ def commands(source):
 def test_each_command_is_run_in_one_file():
     found = {
         (command, file.relative_to(ROOT).as_posix())
-        for room in ("flows", "tasks", "params")
+        for room in ("flows", "tasks", "params", "beamline", "benchmarks", ".ci")
         for file in (ROOT / room).rglob("*.py")
         for command in set(commands(file.read_text())) & set(COMMANDS)
     }
@@ -61,6 +62,26 @@ def test_each_command_is_run_in_one_file():
 )
 def test_a_command_is_seen(source):
     assert "git" in commands(source)
+
+
+def test_git_is_started_in_one_place():
+    """Each call has the environment and the settings of flows/runs/git.py's ``run_git``."""
+    tree = ast.parse((ROOT / COMMANDS["git"]).read_text())
+    starting = [
+        function.name
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and starts(node)
+    ]
+    assert starting == ["run_git"]
+    recipes_of_make = [
+        line
+        for file in ("Makefile", ".ci/run")
+        for line in (ROOT / file).read_text().splitlines()
+        if re.search(r"(^|[\s@(;&|`])git\s", line.partition("#")[0])
+    ]
+    assert recipes_of_make == []
 
 
 def modules(*rooms):

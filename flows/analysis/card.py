@@ -186,7 +186,7 @@ def _digests(recipe: str, locked: Mapping[str, Any]) -> str:
 def _origin(recipe: str, locked: Mapping[str, Any]) -> str:
     """Return the commit that restores the run, and the version that wrote the weights."""
     lines = []
-    if restored := _commit(recipe, locked):
+    if restored := commit_of(recipe, locked):
         commit, named = restored
         lines.append(
             f"- Commit `{commit}`; `beamline reproduce {named}` restores the run. "
@@ -198,7 +198,7 @@ def _origin(recipe: str, locked: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _commit(recipe: str, locked: Mapping[str, Any]) -> tuple[str, str] | None:
+def commit_of(recipe: str, locked: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the commit of the run and a name for it, or None where it has not been committed."""
     digest = pipeline.digests(f"reinforce@{recipe}")[f"models/{recipe}/trained"]
     for branch in git.runs_with(digest):

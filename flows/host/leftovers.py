@@ -124,7 +124,7 @@ def _unlock(lock: Path, root: Path) -> None:
 def _git_folder(root: Path) -> Path:
     """Return ``.git``, or the folder that the file ``.git`` of a linked worktree names."""
     git = root / ".git"
-    return Path(git.read_text().removeprefix("gitdir:").strip()) if git.is_file() else git
+    return root / git.read_text().removeprefix("gitdir:").strip() if git.is_file() else git
 
 
 def _locks(git: Path, root: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from flows import end_import_phase, exit_fast
 from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
+from flows.runs import git
 
 HERE = Path()
 GRACE = 10.0  # shutdown grace period in seconds
@@ -56,6 +57,7 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
     from dvc.logger import set_loggers_level
     from dvc.repo import Repo
 
+    git.forget_other_repositories()
     _mend_rwlock(root / ".dvc/tmp")
     _mend_files_of_dvc()
     try:
@@ -79,11 +81,7 @@ def _explained(error: Exception, root: Path) -> str:
             "clears what a crash has left"
         )
     if isinstance(error, SCMError):
-        return (
-            f"{root} is in no git repository (an unpacked archive has none), and DVC needs one: "
-            "git init is enough for make run; git add --all && git commit, too, for a run as a "
-            "commit. make plan works without"
-        )
+        return git.fault(root) or f"DVC cannot use the git repository of {root}: {error}"
     remedy = f": {DAMAGED_LOCK_REMEDY}" if "dvc.lock" in str(error) else ""
     return f"DVC cannot read the pipeline of {root}: {without_password(str(error))}{remedy}"
 
@@ -153,6 +151,7 @@ def _dvc(arguments: list[str]) -> int:
     if arguments[:1] == ["--cd"]:  # DVC's own --cd comes after the lock
         os.chdir(arguments[1])
         del arguments[:2]
+    git.forget_other_repositories()
     from dvc.cli import main
     from dvc.ui import ui
 
@@ -245,10 +244,33 @@ def _mend_files_of_dvc() -> None:
     from dvc import dvcfile
     from dvc.stage.cache import StageCache
 
+    _mend_linked_worktrees()
     dvcfile.modify_yaml = modified
     StageCache._load_cache = _run
     StageCache._load = _newest_run
     _fill_recipes_of_dvc()
+
+
+@functools.cache
+def _mend_linked_worktrees() -> None:
+    """Have DVC's library find the root of a linked worktree of a submodule, in this process.
+
+    It takes core.worktree, which names the submodule's own checkout, for that of every worktree;
+    git takes it for that one alone.
+    """
+    from dulwich import repo
+
+    library: Any = repo.Repo
+    discover = library.discover
+
+    def discovered(*arguments: Any, **options: Any) -> Any:
+        repository = discover(*arguments, **options)
+        linked = Path(repository.controldir(), "gitdir")  # names the file .git of the worktree
+        if linked.is_file():
+            repository.path = str(Path(linked.parent, linked.read_text().strip()).parent)
+        return repository
+
+    library.discover = discovered
 
 
 @functools.cache

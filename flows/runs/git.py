@@ -2,6 +2,10 @@
 
 Paths are relative to the current folder, the project's root, or to ``root``, that of another
 checkout. What dvc.lock names is read by flows/runs/pipeline.py.
+
+Every call of git goes through ``run_git``: in an environment that names no other repository, and
+with settings that keep what is printed and committed the same, whatever a user's own are. What is
+parsed comes from git's plumbing, which reads few settings, and with NUL between entries.
 """
 
 from __future__ import annotations
@@ -19,7 +23,41 @@ from typing import Any
 import yaml
 
 HERE = Path()
-OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+# Environment variables that say where a repository is, or how paths are read: a hook of git that
+# starts a run has set them for its own repository. Those of users stay: identity, SSH,
+# certificates, prompts, GIT_CONFIG_GLOBAL, settings in GIT_CONFIG_COUNT and GIT_CONFIG_PARAMETERS.
+ELSEWHERE = (
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_IMPLICIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE"),
+    *("GIT_INDEX_VERSION", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
+    *("GIT_QUARANTINE_PATH", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE"),
+    *("GIT_NO_REPLACE_OBJECTS", "GIT_PREFIX", "GIT_INTERNAL_SUPER_PREFIX", "GIT_NAMESPACE"),
+    *("GIT_CEILING_DIRECTORIES", "GIT_CONFIG", "GIT_ATTR_SOURCE", "GIT_LITERAL_PATHSPECS"),
+    *("GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS", "GIT_PAGER_IN_USE"),
+)
+SETTINGS = {  # of every call; they outrank those of the user's files and environment
+    "core.hooksPath": "/dev/null",  # hooks are meant for people's commits; DVC's would check out
+    "core.fsmonitor": "false",  # a hook, too
+    "core.quotePath": "false",
+    "core.commentChar": "#",  # a letter would take lines of a run's message for comments
+    "core.warnAmbiguousRefs": "true",  # decides how short the name of a branch is
+    "color.ui": "false",
+    **{f"color.{command}": "false" for command in ("branch", "diff", "grep", "status")},
+    "log.showSignature": "false",
+    "log.mailmap": "false",
+    "i18n.commitEncoding": "UTF-8",
+    "i18n.logOutputEncoding": "UTF-8",
+    "trailer.separators": ":",
+    "submodule.recurse": "false",
+}
+AS_COMMITTED = {  # where files of a run are written or added: their bytes are those of the commit
+    "core.autocrlf": "false",
+    "core.safecrlf": "false",
+    "core.eol": "lf",
+    "core.attributesFile": "/dev/null",
+    "core.sparseCheckout": "false",
+}
+PLAINLY = ("--quiet", "--no-gpg-sign", "--cleanup=whitespace", "--no-status")  # of each commit
+NOT_FOUND = 127  # the exit status of a shell for a program that is not there
 WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # never an input of a run
 
 
@@ -34,13 +72,60 @@ class Revision:
 def revision() -> Revision:
     """Return the checkout's commit, and whether anything but outputs of runs differs from it."""
     commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
-    changes = _git("status", "--porcelain", "--", ".", *WRITTEN_BY_RUNS)
+    changes = _status("--untracked-files=normal", "--", ".", *WRITTEN_BY_RUNS)
     return Revision(commit, dirty=not commit or bool(changes))
 
 
-def is_repository() -> bool:
-    """Return whether the checkout is in a git repository, which an unpacked archive is not."""
-    return bool(_git("rev-parse", "--git-dir"))
+def _status(*arguments: str) -> list[str]:
+    return _entries("status", "--porcelain", "-z", "--no-renames", *arguments)
+
+
+def fault(root: Path = HERE) -> str:
+    """Return why git cannot use the repository of a checkout, in git's words, and the remedy.
+
+    Empty where it can.
+    """
+    done = run_git("rev-parse", "--is-inside-work-tree", root=root)
+    where, said = root.absolute(), done.stderr.strip()
+    if done.returncode == NOT_FOUND:
+        return f"{said}: install git, or put its folder into PATH"
+    if done.returncode and not _has_repository(where):
+        return (
+            f"{where} is in no git repository (an unpacked archive has none): git init is enough "
+            "for make run; git add --all && git commit, too, for a run as a commit; or git clone "
+            "the project. make plan works without"
+        )
+    if done.returncode:
+        return (
+            f"git cannot use the repository of {where}: {said}. Correct that, or git clone the "
+            "project into another folder and run there; git init would not help"
+        )
+    if done.stdout.strip() != "true":
+        return (
+            f"the git repository of {where} is bare, so git sees no checkout here: git config "
+            "core.bare false if that was set by mistake, else git clone it and run in the clone"
+        )
+    return ""
+
+
+def _has_repository(folder: Path) -> bool:
+    return any(os.path.lexists(each / ".git") for each in (folder, *folder.parents))
+
+
+def check_repository() -> None:
+    """Raise ValueError where git cannot use the checkout, or it is a part of a repository only.
+
+    A run as a commit needs a worktree of it, and a worktree has the whole repository.
+    """
+    if reason := fault():
+        raise ValueError(reason)
+    if inside := _git("rev-parse", "--show-prefix"):
+        whole = _git("rev-parse", "--show-toplevel")
+        raise ValueError(
+            f"{Path.cwd()} is the folder {inside} of the git repository {whole}, and a run as a "
+            "commit needs a repository whose root has dvc.yaml: git clone the project into a "
+            "folder of its own, or run with --here (make run)"
+        )
 
 
 def uncommitted(*besides: str) -> list[str]:
@@ -48,9 +133,8 @@ def uncommitted(*besides: str) -> list[str]:
 
     Outputs of runs and the paths ``besides`` are left out.
     """
-    listed = ("status", "--porcelain", "--untracked-files=no")
     beside = [f":!{path}" for path in besides]
-    return _git(*listed, "--", ".", *WRITTEN_BY_RUNS, *beside).splitlines()
+    return _status("--untracked-files=no", "--", ".", *WRITTEN_BY_RUNS, *beside)
 
 
 def untracked(folder: str) -> list[str]:
@@ -58,13 +142,18 @@ def untracked(folder: str) -> list[str]:
 
     Python's compiled files are left out.
     """
-    listed = _git("ls-files", "--others", "--", folder, ":!**/__pycache__/**").splitlines()
+    listed = _entries("ls-files", "--others", "-z", "--", folder, ":!**/__pycache__/**")
     return [file for file in listed if not file.endswith(".pyc")]
+
+
+def tracked(root: Path) -> list[str]:
+    """List the files of a checkout that git tracks. Raises RuntimeError where git cannot."""
+    return [name for name in _do_git("ls-files", "-z", root=root).split("\0") if name]
 
 
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
     """Return whether a commit, by default the last one, has this file or a file in this folder."""
-    return bool(_git("ls-tree", "--name-only", at, "--", path, root=root))
+    return bool(_git("ls-tree", "-z", "--name-only", at, "--", path, root=root))
 
 
 def head(root: Path) -> str:
@@ -78,6 +167,8 @@ def resolve(revision: str) -> str:
     if not commit:  # a branch that only a remote of this clone has
         commits = _git("for-each-ref", "--format=%(objectname)", f"refs/remotes/*/{revision}")
         commit = commits.partition("\n")[0]
+    if not commit and (reason := fault()):
+        raise ValueError(reason)
     if not commit:
         raise ValueError(
             f"'{revision}' names no commit here: `git branch --all --list '*runs/*'` lists the "
@@ -88,7 +179,7 @@ def resolve(revision: str) -> str:
 
 def trailer(commit: str, key: str) -> str:
     """Return the value of a ``Key: value`` line at the end of a commit's message, or ""."""
-    return _git("log", "-1", f"--format=%(trailers:key={key},valueonly)", commit)
+    return _git("log", "--no-walk", f"--format=%(trailers:key={key},valueonly)", commit)
 
 
 def check_identity() -> None:
@@ -104,10 +195,14 @@ def check_identity() -> None:
 
 def content(commit: str, file: str) -> str:
     """Return a file's text at a commit. Raises ValueError where commit or file is missing."""
-    shown = subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True, text=True)
+    shown = _blob(commit, file)
     if shown.returncode:
         raise ValueError(f"commit {commit} has no {file}: {shown.stderr.strip()}")
     return shown.stdout
+
+
+def _blob(commit: str, file: str) -> subprocess.CompletedProcess[str]:
+    return run_git("cat-file", "blob", f"{commit}:./{file}")
 
 
 def locked_at(commit: str) -> dict[str, Any]:
@@ -127,7 +222,7 @@ def digests_at(commit: str, recipe: str) -> dict[str, str]:
 
 def recipes_at(commit: str) -> list[str]:
     """Return the recipes that have a stage in a commit's dvc.lock."""
-    lock = yaml.safe_load(_git("show", f"{commit}:dvc.lock")) or {}
+    lock = yaml.safe_load(_blob(commit, "dvc.lock").stdout) or {}
     return sorted({name.rpartition("@")[2] for name in lock.get("stages", {})})
 
 
@@ -136,7 +231,7 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
 
     Searches the history up to ``commit``.
     """
-    for older in _git("log", "--format=%H", commit, "--", file).splitlines():
+    for older in _git("rev-list", commit, "--", file).splitlines():
         content = _bytes_at(older, file)
         if hashlib.md5(content).hexdigest() == digest:
             return content
@@ -149,18 +244,16 @@ def folder_with_digest(folder: str, digest: str, commit: str) -> dict[str, bytes
     Searches the history up to ``commit``. None where it has no such state, for instance because git
     does not track all of the folder.
     """
-    for older in [commit, *_git("log", "--format=%H", commit, "--", folder).splitlines()]:
-        names = _git("ls-tree", "-r", "--name-only", "-z", older, "--", folder).split("\0")
-        files = {
-            str(Path(name).relative_to(folder)): _bytes_at(older, name) for name in names if name
-        }
+    for older in [commit, *_git("rev-list", commit, "--", folder).splitlines()]:
+        names = _entries("ls-tree", "-r", "--name-only", "-z", older, "--", folder)
+        files = {str(Path(name).relative_to(folder)): _bytes_at(older, name) for name in names}
         if _folder_digest(files) == digest:
             return files
     return None
 
 
 def _bytes_at(commit: str, file: str) -> bytes:
-    return subprocess.run(["git", "show", f"{commit}:{file}"], capture_output=True).stdout
+    return _blob(commit, file).stdout.encode(*TEXT)
 
 
 def _folder_digest(files: Mapping[str, bytes]) -> str:
@@ -185,7 +278,8 @@ def runs_with(digest: str) -> list[str]:
     known = dict(_runs("*"))
     if not known:
         return []
-    lines = _git("grep", "-l", "--fixed-strings", digest, *known, "--", "dvc.lock").splitlines()
+    same = ("--no-color", "--no-recurse-submodules", "--fixed-strings", "-e", digest)
+    lines = _git("grep", "--files-with-matches", *same, *known, "--", "dvc.lock").splitlines()
     holding = {line.partition(":")[0] for line in lines}
     return [branch for commit, branch in known.items() if commit in holding]
 
@@ -202,7 +296,7 @@ def _runs(recipe: str) -> list[tuple[str, str]]:
     names = [f"refs/{namespace}/runs/{recipe}-[0-9]*" for namespace in ("heads", "remotes/*")]
     form = "--format=%(objectname) %(refname:short)"
     listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
-    return [(line[:40], line[41:]) for line in listed]
+    return [(commit, name) for commit, _, name in (line.partition(" ") for line in listed)]
 
 
 def equal_run(tree: str, parent: str, recipe: str) -> str | None:
@@ -220,12 +314,12 @@ def equal_run(tree: str, parent: str, recipe: str) -> str | None:
 def add_worktree(worktree: Path, commit: str) -> None:
     """Check ``commit`` out at ``worktree``, on no branch; an earlier worktree there is removed."""
     remove_worktree(worktree)
-    _do_git("worktree", "add", "--force", "--detach", str(worktree), commit)
+    _do_git("worktree", "add", "--force", "--detach", str(worktree), commit, settings=AS_COMMITTED)
 
 
 def remove_worktree(worktree: Path) -> None:
     """Remove a worktree, also an incomplete one."""
-    _call_git("worktree", "remove", "--force", "--force", str(worktree))
+    run_git("worktree", "remove", "--force", "--force", str(worktree))
     shutil.rmtree(worktree, ignore_errors=True)
     _do_git("worktree", "prune")
 
@@ -233,7 +327,7 @@ def remove_worktree(worktree: Path) -> None:
 def fetch_commit(commit: str) -> None:
     """Fetch a commit from the git remotes where it is missing; RuntimeError where none has it."""
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
-        _call_git("fetch", "--all", "--quiet")
+        run_git("fetch", "--all", "--quiet")
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         raise RuntimeError(
             f"{Path.cwd()} does not have the commit {commit}, and none of its git remotes does: "
@@ -243,40 +337,79 @@ def fetch_commit(commit: str) -> None:
 
 def stage_files(paths: Sequence[str], root: Path) -> str:
     """Add files, also ignored ones, to a worktree's index; return the tree of it."""
-    _do_git("add", "--force", "--", *paths, root=root)
+    _do_git("add", "--force", "--", *paths, root=root, settings=AS_COMMITTED)
     return _do_git("write-tree", root=root)
 
 
 def commit(message: str, root: Path) -> str:
     """Commit what ``stage_files`` has added; unsigned, because nobody may be there to sign."""
-    _do_git("-c", "commit.gpgsign=false", "commit", "--quiet", "--message", message, root=root)
+    _do_git("commit", *PLAINLY, "--message", message, root=root)
     return head(root)
+
+
+def initialize(folder: Path, message: str, author: str) -> None:
+    """Make a folder a repository whose only commit has all files in it."""
+    identity = {"user.name": author, "user.email": f"{author}@localhost"}
+    _do_git("init", "--quiet", root=folder)
+    _do_git("add", "--all", "--force", root=folder, settings=AS_COMMITTED)
+    _do_git("commit", *PLAINLY, "--message", message, root=folder, settings=identity)
 
 
 def branch(name: str, commit: str) -> None:
     """Create or move the branch ``name`` to ``commit``."""
-    _do_git("branch", "--force", name, commit)
+    _do_git("branch", "--force", "--no-track", name, commit)
 
 
 # ---------------------------------------------------------------- git itself
 
 
+TEXT = ("utf-8", "surrogateescape")  # any bytes, and back
+
+
 def _git(*arguments: str, root: Path = HERE) -> str:
     """Return what a git command prints; an empty text where it fails."""
-    return _call_git(*arguments, root=root).stdout.rstrip()
+    return run_git(*arguments, root=root).stdout.rstrip()
 
 
-def _do_git(*arguments: str, root: Path = HERE) -> str:
+def _entries(*arguments: str, root: Path = HERE) -> list[str]:
+    """Return what a git command prints with -z; nothing where it fails."""
+    return [entry for entry in run_git(*arguments, root=root).stdout.split("\0") if entry]
+
+
+def _do_git(*arguments: str, root: Path = HERE, settings: Mapping[str, str] | None = None) -> str:
     """Return what a git command prints; RuntimeError with git's message where it fails."""
-    done = _call_git(*arguments, root=root)
+    done = run_git(*arguments, root=root, settings=settings)
     if done.returncode:
         raise RuntimeError(f"git {arguments[0]} failed in {root.absolute()}: {done.stderr.strip()}")
     return done.stdout.rstrip()
 
 
-def _call_git(*arguments: str, root: Path = HERE) -> subprocess.CompletedProcess[str]:
-    """Run git without hooks: they are meant for people's commits; DVC's would check out."""
-    command = ["git", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
-    # in a git hook that starts a run, these would point git to the hook's checkout
-    environment = {key: value for key, value in os.environ.items() if key not in OF_A_HOOK}
-    return subprocess.run(command, capture_output=True, text=True, env=environment)
+def run_git(
+    *arguments: str, root: Path = HERE, settings: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run git in ``root`` with SETTINGS and further ones.
+
+    Its exit status is NOT_FOUND where there is no git.
+    """
+    pairs = [f"{key}={value}" for key, value in (SETTINGS | dict(settings or {})).items()]
+    options = [part for pair in pairs for part in ("-c", pair)]
+    command = ["git", "--no-pager", "-C", str(root), *options, *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, env=environment())
+    except FileNotFoundError:
+        missing = f"git is in none of the folders of PATH, {os.environ.get('PATH', '')}"
+        return subprocess.CompletedProcess(command, NOT_FOUND, "", missing)
+    texts = (output.decode(*TEXT) for output in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(command, done.returncode, *texts)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment without what leads git to another repository; messages in English."""
+    inherited = {key: value for key, value in os.environ.items() if key not in ELSEWHERE}
+    return inherited | {"LC_ALL": "C", "LANGUAGE": "C"}
+
+
+def forget_other_repositories() -> None:
+    """Take the variables of ELSEWHERE out of this process: DVC's libraries read some of them."""
+    for name in ELSEWHERE:
+        os.environ.pop(name, None)

@@ -1,3 +1,4 @@
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,68 @@ def test_commit_is_fetched_from_a_remote(project, clone, monkeypatch):
     assert not git.committed("new")
     with pytest.raises(RuntimeError, match="none of its git remotes does: git push it"):
         git.fetch_commit("0" * 40)
+
+
+# ---------------------------------------------------------------- settings of users
+
+NAME, TEXT = "grüße.txt", "one\ntwo\n"
+SOURCES = "171f558d73d6df3cc837117214733339.dir"  # DVC's digest of a folder with ä.jsonl alone
+MESSAGE = "Run of töy: 50 %\n\n# no comment\n\nRecipe: toy\nCode: abc\nSet: a=1\nSet: b=2"
+
+
+def read_all(folder):
+    """All that is read of a run, by name."""
+    first = git.digests_at(RUN, "toy")["data/toy/first"]
+    names = git.folder_with_digest("data/sources", SOURCES, RUN)
+    return {
+        "revision": git.revision(),
+        "fault": git.fault(),
+        "uncommitted": git.uncommitted(),
+        "untracked": git.untracked("own"),
+        "tracked": git.tracked(folder),
+        "committed": git.committed(NAME),
+        "runs": git.runs("toy"),
+        "runs with": git.runs_with(first),
+        "branches": git.branches_at(git.resolve(RUN)),
+        "recipes": git.recipes_at(RUN),
+        "file": git.with_digest(NAME, hashlib.md5(TEXT.encode()).hexdigest(), RUN),
+        "folder": names,
+    }
+
+
+def write_all(worktree):
+    """All that is written for a run, by name."""
+    git.add_worktree(worktree, RUN)
+    checked_out = (worktree / NAME).read_bytes()
+    (worktree / "reports/toy/new.txt").write_bytes(b"one\ntwo\r\n")
+    tree = git.stage_files(["reports/toy/new.txt"], worktree)
+    commit = git.commit(MESSAGE, worktree)
+    git.branch("runs/toy-20261122-b", commit)
+    trailers = [git.trailer(commit, key) for key in ("Recipe", "Code", "Set")]
+    equal = git.equal_run(tree, git.resolve(RUN), "toy")
+    git.remove_worktree(worktree)
+    return checked_out, tree, commit, trailers, equal
+
+
+def test_settings_of_a_user_change_nothing(ran, tmp_path, monkeypatch, hostile_git):
+    """What is read, and the commit of a run to its last byte, are the same."""
+    Path(NAME).write_text(TEXT)
+    Path("data/sources").mkdir()
+    Path("data/sources/ä.jsonl").write_text(TEXT)
+    toy.commit(ran, "with a name that git quotes")
+    toy.git(ran, "branch", "--force", "other", "HEAD")
+    toy.git(ran, "tag", "other")
+    Path(NAME).write_text("changed")
+    Path("own").mkdir()
+    Path("own/täg.py").write_text("")
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_DATE", "2026-01-01T12:00:00Z")
+    expected = read_all(ran), write_all(tmp_path / "worktree")
+    assert expected[0]["uncommitted"] == [f" M {NAME}"]
+    assert expected[0]["untracked"] == ["own/täg.py"]
+    assert expected[0]["runs with"] and expected[0]["file"] and expected[0]["folder"]
+    assert expected[1][0] == TEXT.encode()
+    assert expected[1][3:] == (["toy", "abc", "a=1\nb=2"], "runs/toy-20261122-b")
+    toy.git(ran, "branch", "-D", "runs/toy-20261122-b")
+    hostile_git()
+    assert (read_all(ran), write_all(tmp_path / "worktree")) == expected

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.runs import cache, git, provenance, provenance_subject
+from flows.analysis import card
+from flows.runs import cache, git, pipeline, provenance, provenance_subject
 from flows.tracking import run as track
 from flows.tracking import store
 from tests import toy_project as toy
@@ -104,6 +105,18 @@ def test_chain_of_a_metric_reaches_the_commit(project, what):
     source = link(links, "source")
     assert source.where == "questions.jsonl"
     assert source.digest == hashlib.md5(Path("questions.jsonl").read_bytes()).hexdigest()
+
+
+def test_chain_and_card_do_not_depend_on_settings_of_git(project, hostile_git):
+    toy.git(project, "checkout", "--quiet", FIRST)
+
+    def read():
+        return chain("success.trained.mean"), card.commit_of("toy", pipeline.locked())
+
+    expected = read()
+    assert expected[1] == (git.resolve(FIRST), FIRST)
+    hostile_git()
+    assert read() == expected
 
 
 def test_iteration_is_that_of_the_evaluated_policy(project):
