@@ -28,6 +28,28 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
+// Return the elements of the first portion of what is long, and a button that adds the next one.
+// A call takes some ten thousand arguments, and a browser lays out some ten thousand elements a second.
+function inPortions(count, size, unit, elementsOf) {
+  const portion = (from) => {
+    const to = Math.min(count, from + size);
+    if (to === count) return elementsOf(from, to);
+    const title = `show ${Math.min(size, count - to)} of ${count - to} more ${unit}`;
+    const button = element("button", { type: "button", class: "more", onclick: () => button.replaceWith(...portion(to)) }, title);
+    return [...elementsOf(from, to), button];
+  };
+  return portion(0);
+}
+
+// Return the text nodes of a text, in portions.
+function textOf(text) {
+  const characters = Array.from(text);
+  const part = (from, to) => [element("span", {}, characters.slice(from, to).join(""))];
+  return inPortions(characters.length, 50000, "characters", part);
+}
+
+const largest = (values, least) => values.reduce((most, value) => Math.max(most, value), least);
+
 // Return a label for plotly, which would read tags in it.
 const label = (text) => visible(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 

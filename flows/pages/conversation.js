@@ -29,7 +29,7 @@ function spanOf(question, name) {
   if (most) return most;
   const packed = (name === "advantage" ? question.leaves : question.nodes).map((one) => one[name]);
   const values = packed.flat().filter((value) => value !== undefined);
-  return Math.max(0.001, ...values.map((value) => Math.abs(value / data.scales[name] - middle)));
+  return largest(values.map((value) => Math.abs(value / data.scales[name] - middle)), 0.001);
 }
 
 function tinted(value, name, span) {
@@ -40,20 +40,20 @@ function tinted(value, name, span) {
   return `rgba(${colour}, ${(0.65 * part).toFixed(3)})`;
 }
 
-// Return the text of a turn, a span a token, tinted by the chosen measure; of a sibling the first FEW.
-function tokensOf(question, at, leaf, start, span, most = Infinity) {
+// Return the text of a turn, a span a token, tinted by the chosen measure, in portions.
+function tokensOf(question, at, leaf, start, span, size = MANY) {
   const node = question.nodes[at];
   const values = valuesOf(node, view.tint, leaf, start);
   const texts = node.tokens?.length ? node.tokens.map((i) => view.block.texts[i]) : null;
-  if (!texts) return [element("span", { class: "untinted" }, node.text ?? "")];
-  const rest = texts.length - most;
-  const spans = texts.slice(0, most).map((text, i) => {
-    const made = element("span", { class: "token", "data-node": at, "data-place": i, "data-start": start }, text);
+  if (!texts) return textOf(node.text ?? "");
+  const token = (i) => {
+    const made = element("span", { class: "token", "data-node": at, "data-place": i, "data-start": start }, texts[i]);
     const colour = tinted(values[i], view.tint, span);
     if (colour) made.style.backgroundColor = colour;
     return made;
-  });
-  return rest > 0 ? [...spans, element("em", {}, ` … ${rest} more tokens`)] : spans;
+  };
+  const tokens = (from, to) => Array.from({ length: to - from }, (_, i) => token(from + i));
+  return inPortions(texts.length, size, "tokens", tokens);
 }
 
 // Return a turn where leaves part: the siblings beside each other, the chosen one marked.
@@ -68,7 +68,7 @@ function besides(question, parent, chosen, span) {
       "div",
       { class: at === chosen ? "sibling chosen" : "sibling" },
       element("button", { type: "button", onclick: () => showLeaf(leaf), "aria-current": String(at === chosen) }, `${name}: ${right} right${advantage}`),
-      element("div", { class: "text" }, ...tokensOf(question, at, question.leaves[leaf], question.starts[leaf][at] ?? 0, span, at === chosen ? Infinity : FEW)),
+      element("div", { class: "text" }, ...tokensOf(question, at, question.leaves[leaf], question.starts[leaf][at] ?? 0, span, at === chosen ? MANY : FEW)),
     );
   });
   const rules = question.decisions.filter((one) => one.node === parent && one.added).map(ruleOf);
@@ -86,8 +86,8 @@ function card(call, outcome, result) {
     "div",
     { class: "call" },
     element("p", { class: "role" }, `${call ? call[0] : "tool"} · ${outcome}`),
-    call ? element("pre", { class: "argument" }, call[1]) : null,
-    element("pre", { class: "result" }, result),
+    call ? element("pre", { class: "argument" }, ...textOf(call[1])) : null,
+    element("pre", { class: "result" }, ...textOf(result)),
   );
 }
 
@@ -95,7 +95,7 @@ function showConversation(question) {
   const leaf = question.leaves[view.leaf];
   const span = spanOf(question, view.tint);
   const message = (role, ...text) => element("div", { class: `message ${role}` }, element("p", { class: "role" }, role), ...text);
-  const parts = [...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, text)));
+  const parts = [...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, ...textOf(text))));
   for (const at of pathTo(question, leaf.node).slice(1)) {
     const node = question.nodes[at];
     const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]));

@@ -7,7 +7,7 @@ const TINTS = {
   ratio: { title: "importance ratio", middle: 1, signed: true },
   clipped: { title: "clipped (share of leaves)", middle: 0, most: 1 },
 };
-const FEW = 200; // tokens of a sibling beside the chosen path
+const FEW = 200, MANY = 5000; // tokens of a portion: of a sibling beside the chosen path, and on it
 const view = { block: null, question: 0, leaf: 0, tint: "entropy", shown: [] };
 const opened = new Map(); // iteration -> its block, unpacked; the last few
 
@@ -184,7 +184,7 @@ async function showIcicle(question) {
     const marks = (decisions[i] ?? []).map((one) => `${one.added ? "◆" : "◇"}${signed(one.rise, 2)}`);
     return [...marks, node.call ? node.call[0] : node.kind];
   });
-  const most = Math.max(0.01, ...question.advantages.map((value) => Math.abs(value ?? 0)));
+  const most = largest(question.advantages.map((value) => Math.abs(value ?? 0)), 0.01);
   const about = (node, i) => [
     `node ${i}: ${node.kind}${node.outcome ? `, ${node.outcome}` : ""}`,
     `${node.size} tokens, leaves ${question.through[i].join(", ")}`,

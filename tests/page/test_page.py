@@ -144,6 +144,20 @@ def test_hostile_texts_are_shown_and_do_nothing(opened, written, grown):
         assert shown.run("return document.documentElement.scrollWidth <= innerWidth"), "it wraps"
 
 
+def test_very_long_turns_are_drawn_in_portions(opened, written, grown):
+    code = "1+" * 80_000  # of a token each; more than a call of JavaScript takes as arguments
+    for with_tokenizer in (True, False):
+        file = written([[grown("q", code, (code, code))]], with_tokenizer)
+        shown = opened(file, "#iteration=0&question=q&leaf=1").drawn("icicle").drawn("curves")
+        assert shown.complaints() == []
+        before = len(shown.text("conversation"))
+        assert 10_000 < before < 3 * len(code)
+        buttons = "return document.querySelectorAll('#conversation .more').length"
+        assert shown.run(buttons) >= 3, "of the question, the turn and the result"
+        shown.run("[...document.querySelectorAll('#conversation .more')].at(-1).click()")
+        assert len(shown.text("conversation")) > before
+
+
 def test_blocks_that_do_not_fit_are_left_out(opened, written, grown, monkeypatch):
     trees = [[grown(f"q{number}", leaves=3)] for number in range(5)]
     sizes = map(len, re.findall(r'id="block-\d+">([^<]*)<', written(trees).read_text()))
