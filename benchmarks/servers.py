@@ -145,7 +145,7 @@ def measure(
     with serving(kind, policy, 2) as addresses:
         engines: dict[str, Engine] = {
             f"{count} server{'s' * (count > 1)}": ServersEngine(
-                Fleet(addresses[:count], kind), 1, model.config, tokenizer, lambda: policy, "start"
+                Fleet(addresses[:count], kind), 1, model, tokenizer, lambda: policy, "start"
             )
             for count in (1, 2)
         }

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from tasks.engines import SamplingRequest
-from tasks.engines.servers import fleet, token_guard
-from tasks.engines.servers.client import JSON, EngineServer
+from tasks.engines.servers import token_guard
+from tasks.engines.servers.client import JSON
+from tasks.engines.servers.patience import Patience
+from tasks.engines.turns import EngineDiedError
 from tasks.engines.vllm.connection import ROOT
 from tests.tasks.engines.servers.conftest import learned, unseen, weight_digest
 from tests.vllm.conftest import SETTINGS, save
@@ -175,13 +177,13 @@ def test_server_of_another_kind_is_refused(make, engine, tokenizer):
             sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
 
 
-def test_server_that_never_answers_is_an_error(make, engine, tokenizer, port, monkeypatch):
-    monkeypatch.setattr(fleet, "SERVER_WAIT", 0.2)
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+def test_server_that_never_answers_is_an_error(make, engine, tokenizer):
     model, made = make()
     settings = SETTINGS.model_copy(update={"servers": ("http://127.0.0.1:9",)})
-    with pytest.raises(RuntimeError, match=r"engine.servers: http://127.0.0.1:9"):
-        sampled(engine(model, made, tokenizer, settings), model.config.vocab_size)
+    held = engine(model, made, tokenizer, settings)
+    held.fleet.patience = Patience(total=0.2, first_pause=0.02)
+    with pytest.raises(EngineDiedError, match=r"engine.servers: http://127.0.0.1:9"):
+        sampled(held, model.config.vocab_size)
 
 
 # ---------------------------------------------------------------- several servers
@@ -232,8 +234,7 @@ def two(started, forks):
     return started
 
 
-def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.5)
+def test_trees_move_when_their_server_dies(two, engine, tokenizer, tmp_path, capfd):
     model, made, servers = two
     vocabulary = model.config.vocab_size
     _, expected = sampled(engine(model, made, tokenizer), vocabulary)
@@ -263,11 +264,12 @@ def wait_for(held, count):
     while len(held.up) < count:
         assert time.monotonic() < deadline
         with held.lock:
-            held._bring_back()
+            held._collect()
+            held._begin_loads(held.policy)
         time.sleep(0.2)
 
 
-def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, capfd):
+def test_stale_weights_are_refused(two, engine, make, tokenizer, capfd):
     model, _, servers = two
     _, made = make(seed=4)  # another policy, which somebody loads into one of the servers
     own = save(model, tokenizer, Path("own"))
@@ -278,8 +280,4 @@ def test_stale_weights_are_refused(two, engine, make, tokenizer, monkeypatch, ca
     _, again = sampled(held, model.config.vocab_size)
     assert same(again, expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
-    monkeypatch.setattr(EngineServer, "load", lambda *_: None)  # it never gets the right ones again
-    server._worker("load_folder", made.path, "of another run")
-    with pytest.raises(RuntimeError, match="does another run use it"):
-        for _ in range(2 * fleet.STALE):
-            sampled(held, model.config.vocab_size)
+    assert held.fleet.stale[server] == 1

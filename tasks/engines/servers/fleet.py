@@ -1,77 +1,126 @@
 """Sample from several servers that hold the same policy.
 
 A tree stays with the server that sampled its first turn, which holds its prefixes. Where a server
-dies, its trees move to the others, and turns without an answer are sampled again: each turn has a
-seed of its own, so the result does not depend on the server. A server that is back gets the current
-weights before it samples. Every answer carries the version of the weights that gave it; one by
-other weights is thrown away, and its server gets the current ones first.
+fails, its trees move to the others, and turns without an answer are sampled again: each turn has a
+seed of its own, so the result does not depend on the server. A server that has failed is tried
+again after a pause, which doubles until it answers; it gets the current weights unless it has them,
+and what it has is held against the learner's before it samples. Where no server answers any more,
+the run ends after ``Patience.total`` seconds.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
-from tasks.engines.servers.client import EngineServer, StaleWeightsError
+from tasks.engines.servers.client import (
+    EngineServer,
+    Failure,
+    ServerFailedError,
+    StaleWeightsError,
+    UnfitRequestError,
+)
+from tasks.engines.servers.patience import PATIENCE, Patience
+from tasks.engines.servers.weights_check import ServedPolicy
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
 
-SERVER_WAIT, RETRY_PAUSE = 600.0, 5.0  # seconds for a server to answer, and between two attempts
 STALE = 3  # times that a server may answer with other weights after it has got the current ones
+LONGEST_SLEEP = 1.0  # seconds until servers are looked at again: another thread may have tried them
+Describe = Callable[[], ServedPolicy]  # what servers need of a policy; computed where it is new
+
+
+@dataclass(frozen=True)
+class Failing:
+    """What is known of a server that has failed since it last answered a request for turns."""
+
+    times: int
+    again: float  # when it is tried again, by time.monotonic
+    reason: Failure
+
+
+@dataclass
+class Trial:
+    """A call that waits for servers: since when none has answered, by time.monotonic."""
+
+    since: float | None = None
 
 
 class Fleet:
     """Several servers of one kind of engine. Several threads may call its methods."""
 
-    def __init__(self, addresses: Sequence[str], kind: str) -> None:
+    def __init__(self, addresses: Sequence[str], kind: str, patience: Patience = PATIENCE) -> None:
         """Make ready to connect. Raises ValueError for an address with a password."""
-        self.servers = [EngineServer(address, kind) for address in addresses]
-        self.up: set[EngineServer] = set()  # those that have the current weights
-        self.tried: dict[
-            EngineServer, float
-        ] = {}  # when one that is down was tried, time.monotonic
+        self.kind, self.patience = kind, patience
+        self.servers = [EngineServer(address, kind, patience) for address in addresses]
+        self.policy: ServedPolicy | None = None  # the current one
+        self.up: set[EngineServer] = set()  # those that have its weights, and answer
+        self.holding: set[EngineServer] = set()  # those that have got its weights, and may fail
+        self.proven: set[EngineServer] = set()  # those that were up once
+        self.failing: dict[EngineServer, Failing] = {}
+        self.loading: dict[EngineServer, tuple[ServedPolicy, Future[None]]] = {}
         self.stale: Counter[EngineServer] = Counter()
         self.homes: dict[bytes, EngineServer] = {}  # tree -> the server that holds its prefixes
-        self.folder, self.version = Path(), ""
+        self.answered = 0.0  # when a server has last answered a request for turns, time.monotonic
         self.lock = threading.RLock()  # for all of these
 
-    def load(self, folder: Callable[[], Path], version: str) -> None:
-        """Load the weights ``version`` unless they are there; ``folder`` returns their folder.
+    def load(self, describe: Describe, version: str) -> None:
+        """Give servers the weights ``version`` unless they have them.
 
-        Waits until one server has them. Raises EngineDiedError if none has in SERVER_WAIT.
+        Waits until one has them, and for others that have not failed yet. Raises EngineDiedError if
+        there is none for too long, and ValueError if none is a server of this run.
         """
-        with self.lock:
-            if version != self.version:
-                self.folder = folder().absolute()
-                self.up, self.tried, self.homes = set(), {}, {}
-                self.stale.clear()
-                self.version = version
-            self._await_a_server()
+        self._await_a_server(describe, version, Trial())
 
-    def sample(
-        self, turns: Sequence[TurnRequest], folder: Callable[[], Path], version: str
-    ) -> list[Drawn]:
+    def sample(self, turns: Sequence[TurnRequest], describe: Describe, version: str) -> list[Drawn]:
         """Sample turns with the weights ``version``, loaded where others are (see ``load``).
 
-        The turns of a server that dies meanwhile are sampled on others.
+        The turns of a server that fails meanwhile are sampled on others. Raises UnfitRequestError
+        for a request that all of them refuse.
         """
         results: dict[int, Drawn] = {}
+        trial, refusing = Trial(), set[EngineServer]()
         while len(results) < len(turns):
-            left = [index for index in range(len(turns)) if index not in results]
-            with self.lock:
-                self.load(folder, version)
-                parts = self._dealt({index: turns[index].tree for index in left})
-            with ThreadPoolExecutor(len(parts)) as pool:
-                waiting = [
-                    pool.submit(server.sample, [turns[index] for index in indices], version)
-                    for server, indices in parts.items()
-                ]
-            for (server, indices), drawn in zip(parts.items(), waiting, strict=True):
-                self._take(server, zip(indices, drawn.result(), strict=True), results)
+            before = len(results)
+            left = {index: turns[index].tree for index in range(len(turns)) if index not in results}
+            for server, indices, answers in self._round(turns, left, describe, version, trial):
+                error = self._take(server, zip(indices, answers, strict=True), results)
+                if isinstance(error, UnfitRequestError):
+                    refusing.add(server)
+                    self._hand_on(error, refusing)
+            if len(results) == before:
+                self._begin(trial)
         return [results[index] for index in range(len(turns))]
+
+    def _round(
+        self,
+        turns: Sequence[TurnRequest],
+        left: dict[int, bytes],
+        describe: Describe,
+        version: str,
+        trial: Trial,
+    ) -> list[tuple[EngineServer, list[int], list[Drawn | Failure]]]:
+        """Ask each server for its part of the turns that are left; return what each answers."""
+        policy = self._await_a_server(describe, version, trial)
+        with self.lock:  # another thread may have taken all of them down, or changed the policy
+            parts = self._dealt(left) if self.up and self.policy is policy else {}
+        how = policy.version, policy.vocabulary, policy.pieces
+        with ThreadPoolExecutor(max(1, len(parts))) as pool:
+            waiting = [
+                (server, indices, pool.submit(server.sample, [turns[i] for i in indices], *how))
+                for server, indices in parts.items()
+            ]
+        return [(server, indices, answers.result()) for server, indices, answers in waiting]
+
+    def _hand_on(self, error: UnfitRequestError, refusing: set[EngineServer]) -> None:
+        """Raise the error of a server that refuses a request where no other one can be asked."""
+        with self.lock:
+            if not self.up - refusing:
+                raise error
 
     def _dealt(self, trees: dict[int, bytes]) -> dict[EngineServer, list[int]]:
         """Return server -> indices of its turns. ``trees``: index -> tree.
@@ -91,62 +140,171 @@ class Fleet:
     def _take(
         self,
         server: EngineServer,
-        answers: Iterable[tuple[int, Drawn | EngineDiedError]],
+        answers: Iterable[tuple[int, Drawn | Failure]],
         results: dict[int, Drawn],
-    ) -> None:
+    ) -> Failure | None:
         """Put a server's answers into ``results``; one that is missing takes the server down."""
-        missing = None
+        missing, before = None, len(results)
         for index, drawn in answers:
-            if isinstance(drawn, EngineDiedError):
+            if isinstance(drawn, Exception):
                 missing = drawn
             else:
                 results[index] = drawn
-        if missing:
-            with self.lock:
+        with self.lock:
+            if len(results) > before:
+                self.answered = time.monotonic()
+                self.failing.pop(server, None)
+            if missing:
                 self._take_down(server, missing)
+        return missing
 
-    def _take_down(self, server: EngineServer, error: EngineDiedError) -> None:
-        """Note that a server is down. Raises RuntimeError for one that stays stale."""
+    def _take_down(self, server: EngineServer, error: Failure) -> None:
+        """Note that a server is down. Raises RuntimeError for the last one, if it stays stale."""
         if server not in self.up:
             return
         self.up.discard(server)
-        self.tried.pop(server, None)
+        self._fail(server, error, "its unfinished turns are sampled again")
         self.stale[server] += isinstance(error, StaleWeightsError)
-        print(f"{error}: its unfinished turns are sampled again", flush=True)
-        if self.stale[server] > STALE:
+        if self.stale[server] > STALE and not self.up:
             raise RuntimeError(
                 f"{error}, {self.stale[server]} times since it got these: does another run use it?"
             )
 
-    def _await_a_server(self) -> None:
-        """Try servers that are down; wait until one is up. Raises EngineDiedError as ``load``."""
-        deadline = time.monotonic() + SERVER_WAIT
-        while True:
-            errors = self._bring_back()
-            if self.up:
-                return
-            if errors and time.monotonic() > deadline:
-                raise EngineDiedError("; ".join(errors))
-            time.sleep(RETRY_PAUSE)
+    def _fail(self, server: EngineServer, error: Failure, consequence: str) -> None:
+        """Note a failure of a server, and say it where it is new or often enough to be told."""
+        last = self.failing.get(server)
+        times = last.times + 1 if last else 1
+        pause = self.patience.pause(times, getattr(error, "pause", 0.0))
+        self.failing[server] = Failing(times, time.monotonic() + pause, error)
+        if not times & (times - 1) or not last or str(error) != str(last.reason):
+            again = f"it is tried again in {pause:.3g} s, for the {_nth(times)} time"
+            print(f"{error}: {consequence}; {again}", flush=True)
 
-    def _bring_back(self) -> list[str]:
-        """Give servers that are down the weights, at most once in RETRY_PAUSE; return errors."""
+    # ------------------------------------------------------------ waiting
+
+    def _await_a_server(self, describe: Describe, version: str, trial: Trial) -> ServedPolicy:
+        """Return the policy once a server is up, and the others are or have failed."""
+        while True:
+            with self.lock:
+                policy = self._renew(describe, version)
+                self._collect()
+                self._begin_loads(policy)
+                fresh = [load for one, (_, load) in self.loading.items() if one not in self.failing]
+                self._check_patience(trial)
+                if self.up and not fresh:
+                    return policy
+                waiting = fresh or [load for _, load in self.loading.values()]
+                pause = self._pause()
+            if waiting:
+                concurrent.futures.wait(waiting, pause, concurrent.futures.FIRST_COMPLETED)
+            else:
+                time.sleep(pause)
+
+    def _renew(self, describe: Describe, version: str) -> ServedPolicy:
+        """Return the current policy, after making it the current one."""
+        if self.policy is None or self.policy.version != version:
+            self.policy = describe()
+            self.up, self.holding, self.homes = set(), set(), {}
+            self.stale.clear()
+        return self.policy
+
+    def _begin_loads(self, policy: ServedPolicy) -> None:
+        """Begin to give the weights to the servers that are down and due."""
         now = time.monotonic()
-        due = [
-            server
-            for server in self.servers
-            if server not in self.up and now - self.tried.get(server, -RETRY_PAUSE) >= RETRY_PAUSE
-        ]
-        errors = []
-        with ThreadPoolExecutor(max(1, len(due))) as pool:
-            loads = {pool.submit(server.load, self.folder, self.version): server for server in due}
-            for load, server in loads.items():
-                try:
-                    load.result()
-                    self.up.add(server)
-                except EngineDiedError as error:
-                    errors.append(str(error))
-                    if server not in self.tried:
-                        print(f"{error}; it is tried again", flush=True)
-                self.tried[server] = time.monotonic()
-        return errors
+        for server in self.servers:
+            due = server not in self.failing or self.failing[server].again <= now
+            if due and server not in self.up and server not in self.loading:
+                load = _started(_bring_up, server, policy, server in self.holding)
+                self.loading[server] = policy, load
+
+    def _collect(self) -> None:
+        """Note which servers have the weights by now, and which have failed."""
+        for server, (policy, load) in list(self.loading.items()):
+            if not load.done():
+                continue
+            del self.loading[server]
+            error = load.exception()
+            if isinstance(error, ServerFailedError | UnfitRequestError | ValueError):
+                self.holding.discard(server)
+                self._fail(server, error, "it gets no turns")
+            elif error:
+                raise error
+            elif policy is self.policy:
+                for servers in (self.up, self.holding, self.proven):
+                    servers.add(server)
+
+    def _pause(self) -> float:
+        """Return seconds until a server is due."""
+        now = time.monotonic()
+        waits = [one.again - now for server, one in self.failing.items() if server not in self.up]
+        return min(max(0.001, min(waits, default=LONGEST_SLEEP)), LONGEST_SLEEP)
+
+    def _begin(self, trial: Trial) -> None:
+        """Note that a call has had no answer; an answer to another one ends that."""
+        with self.lock:
+            if trial.since is None or trial.since < self.answered:
+                trial.since = time.monotonic()
+
+    def _check_patience(self, trial: Trial) -> None:
+        """Raise where no server has answered for too long, or each is none of this run's."""
+        if not self.up and self.failing:
+            self._begin(trial)
+        reasons = [self._reason(server) for server in self.servers]
+        if not (self.up or self.loading or self.proven) and self._are_strangers():
+            raise ValueError("; ".join(reasons))
+        waited = 0.0 if trial.since is None else time.monotonic() - trial.since
+        if waited > self.patience.total and (trial.since or 0.0) > self.answered:
+            raise EngineDiedError(
+                f"no server has answered a request for turns for {waited:.3g} s: "
+                f"{'; '.join(reasons)}. Start servers again with `make serve`, or name others in "
+                "engine.servers or BEAMLINE_SERVERS; then start the run again, which goes on "
+                "where it was"
+            )
+
+    def _are_strangers(self) -> bool:
+        """Return whether each server was asked, and is of another kind or has another token."""
+        reasons = [self.failing[one].reason for one in self.servers if one in self.failing]
+        strangers = [one for one in reasons if isinstance(one, ValueError)]
+        return len(strangers) == len(self.servers)
+
+    def _reason(self, server: EngineServer) -> str:
+        """Return why a server is down, and how often it has been tried."""
+        if one := self.failing.get(server):
+            return f"{one.reason} ({one.times} times)"
+        return f"engine.servers: {server.name}: it has not answered yet"
+
+
+def _bring_up(server: EngineServer, policy: ServedPolicy, holding: bool) -> None:
+    """Have a server hold a policy, and prove it. Raises as the methods of the server.
+
+    ``holding``: it has got the weights before, and has failed since. One whose weights are not the
+    learner's gets them once more.
+    """
+    if not holding:
+        server.load(policy.folder, policy.version)
+    try:
+        server.check_weights(policy)
+    except StaleWeightsError:
+        server.load(policy.folder, policy.version)
+        server.check_weights(policy)
+
+
+def _started(work: Callable[..., object], *arguments: object) -> Future[None]:
+    """Return the result to come of a call in a thread that does not outlive this process."""
+    result: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work(*arguments)
+            result.set_result(None)
+        except BaseException as error:  # the one who waits raises it
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return result
+
+
+def _nth(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else endings.get(number % 10, 'th')}"

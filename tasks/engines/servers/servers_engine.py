@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from params.schema.agent import EngineSettings
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.servers.fleet import Fleet
+from tasks.engines.servers.weights_check import ServedPolicy, reference_of
 from tasks.engines.turns import Drawn, TurnRequest, TurnSession
 from tasks.policy import checkpoint
 from tasks.trees import marks
@@ -27,15 +28,18 @@ class ServersEngine:
         self,
         fleet: Fleet,
         lanes: int,
-        config: Any,
+        model: Any,
         tokenizer: Any,
         folder: Callable[[], Path],
         digest: str,
     ) -> None:
-        """``folder`` returns the folder with all weights of the policy, ``digest`` names them."""
-        self.fleet, self.lanes, self.config, self.tokenizer = fleet, lanes, config, tokenizer
+        """``folder`` returns the folder with all weights of the policy, ``digest`` names them.
+
+        ``model``: the policy in memory, which servers are held against.
+        """
+        self.fleet, self.lanes, self.model, self.tokenizer = fleet, lanes, model, tokenizer
         self.folder, self.digest = folder, digest
-        self.texts = marks.token_texts(tokenizer, config.vocab_size)
+        self.texts = marks.token_texts(tokenizer, model.config.vocab_size)
 
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine once for each of the recipe's lanes."""
@@ -47,16 +51,23 @@ class ServersEngine:
 
     def sample(self, turns: Sequence[TurnRequest]) -> list[Drawn]:
         """Sample turns; results are in their order."""
-        return self.fleet.sample(turns, self.folder, self.digest)
+        return self.fleet.sample(turns, self._described, self.digest)
 
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
     ) -> Iterator[TurnSession]:
         """Open a session; see ``tasks.engines.Engine``."""
-        check_room(self.config, context)
-        self.fleet.load(self.folder, self.digest)
+        check_room(self.model.config, context)
+        self.fleet.load(self._described, self.digest)
         yield TurnSession(self, paths, context, temperature, top_p, stop)
+
+    def _described(self) -> ServedPolicy:
+        """Return what servers need of the policy, and what they are held against."""
+        folder = self.folder().absolute()
+        reference = reference_of(folder, self.model, self.fleet.kind)
+        size = self.model.config.vocab_size
+        return ServedPolicy(folder, self.digest, size, self.texts, reference)
 
     def release(self) -> None:
         """Do nothing: the servers have memory of their own."""
@@ -73,7 +84,7 @@ def open_servers(settings: EngineSettings, actor: Learner, policy: Artifact) -> 
     return ServersEngine(
         fleet_at(settings.addresses, settings.kind),
         settings.lanes,
-        actor.model.config,
+        actor.model,
         actor.tokenizer,
         partial(checkpoint.whole, policy),
         policy.digest,

@@ -10,7 +10,6 @@ of their contexts: what they draw depends on no other request, and nothing outli
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from params.schema.base import Machine
 from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.servers import command
 from tasks.engines.servers.token_guard import GENERATE, RPC, Guard
+from tasks.engines.servers.weights_check import digest_of
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
@@ -67,8 +67,7 @@ class Served:
     def weight_digest(self, name: str) -> str:
         """Return the digest of a weight. Raises AttributeError for a name that is none."""
         with self.lock:
-            weight = self.engine.model.get_parameter(name).detach().float().cpu().contiguous()
-        return hashlib.blake2b(weight.numpy().tobytes(), digest_size=16).hexdigest()
+            return digest_of(self.engine.model.get_parameter(name))
 
     def generate(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Sample turns as one batch; return them as vLLM's server writes them."""
@@ -82,6 +81,9 @@ class Served:
                 for turn, tokens, limit in zip(body["turns"], contexts, limits, strict=True)
             ]
             return [choice_of(sample) for sample in session.sample(requests)]
+
+
+UNFIT = (KeyError, TypeError, ValueError)  # of a request that no server can answer
 
 
 def choice_of(sample: Sample) -> dict[str, Any]:
@@ -104,12 +106,16 @@ def app_of(served: Served) -> Starlette:
     }
 
     async def generate(request: Request) -> JSONResponse:
-        return JSONResponse(
-            {"choices": await run_in_threadpool(served.generate, await request.json())}
-        )
+        try:
+            choices = await run_in_threadpool(served.generate, await request.json())
+        except UNFIT as error:
+            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
+        return JSONResponse({"choices": choices})
 
     async def call(request: Request) -> JSONResponse:
         body = await request.json()
+        if body["method"] not in methods:
+            return JSONResponse({"error": f"there is no method {body['method']}"}, 404)
         result = await run_in_threadpool(methods[body["method"]], *body["args"])
         return JSONResponse({"results": [result]})
 

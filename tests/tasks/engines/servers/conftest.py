@@ -19,6 +19,7 @@ import uvicorn
 from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import EngineServer
 from tasks.engines.servers.fleet import Fleet
+from tasks.engines.servers.patience import Patience
 from tasks.engines.servers.servers_engine import ServersEngine
 from tasks.engines.turns import EngineDiedError
 from tasks.engines.vllm.connection import ROOT
@@ -26,6 +27,7 @@ from tasks.ledger.artifacts import Artifact
 from tests.forks import Forks
 
 TOKEN = "token of the tests"
+QUICK = Patience(first_pause=0.05)
 SERVE = "tasks.engines.transformers.serve"
 
 
@@ -139,10 +141,10 @@ def servers(started):
 def engine(tokenizer):
     """A function that opens an engine over servers for a policy, with a fleet of its own."""
 
-    def opened(model, policy, servers):
-        fleet = Fleet([server.address for server in servers], "transformers")
+    def opened(model, policy, servers, patience=QUICK):
+        fleet = Fleet([server.address for server in servers], "transformers", patience)
         folder = Path(policy.path)
-        return ServersEngine(fleet, 1, model.config, tokenizer, lambda: folder, policy.digest)
+        return ServersEngine(fleet, 1, model, tokenizer, lambda: folder, policy.digest)
 
     return opened
 
@@ -167,9 +169,9 @@ def unseen(monkeypatch):
     """Let the folder of the policy be one that servers do not see: they get another name of it."""
     post = EngineServer._post
 
-    def renamed(server, path, body=None):
+    def renamed(server, path, body=None, seconds=None):
         if path == uploads.POLICIES:
             body = body | {"folder": "/not/on/that/machine"}
-        return post(server, path, body)
+        return post(server, path, body, seconds)
 
     monkeypatch.setattr(EngineServer, "_post", renamed)

@@ -14,7 +14,9 @@ from params.schema.reinforce import Rollout
 from tasks.engines import SamplingRequest
 from tasks.engines.servers import fleet, token_guard
 from tasks.engines.servers.client import TRANSFER, EngineServer
+from tasks.engines.servers.patience import Patience
 from tasks.engines.transformers.transformers_engine import TransformersEngine
+from tasks.engines.turns import EngineDiedError
 from tasks.ledger.artifacts import Artifact
 from tasks.rollouts.rounds import grow
 from tasks.trees.outcomes import StopReason
@@ -86,7 +88,8 @@ def wait_for(held, count):
     while len(held.up) < count:
         assert time.monotonic() < deadline
         with held.lock:
-            held._bring_back()
+            held._collect()
+            held._begin_loads(held.policy)
         time.sleep(0.1)
 
 
@@ -136,7 +139,6 @@ def test_new_weights_are_those_of_the_learner_and_leave_nothing_of_the_old(
 def test_stale_server_is_refused_and_given_the_right_weights(
     servers, engine, policy, made, tokenizer, tmp_path, monkeypatch, capfd
 ):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
     vocabulary = policy.config.vocab_size
     other = save(learned(policy), tokenizer, tmp_path / "other")
     held = engine(policy, made, servers[:1])
@@ -145,7 +147,14 @@ def test_stale_server_is_refused_and_given_the_right_weights(
     server.load(Path(other.path), "of another run")
     assert same(sampled(held, vocabulary, count=6), expected)
     assert "answered with the weights 'of another run'" in capfd.readouterr().out
-    monkeypatch.setattr(EngineServer, "load", lambda *_: None)  # it never gets the right ones again
+    check = EngineServer.check_weights
+
+    def shared(server, policy):
+        """Another run loads its own weights each time that this run has proven its own."""
+        check(server, policy)
+        server._worker("load_folder", other.path, "of another run")
+
+    monkeypatch.setattr(EngineServer, "check_weights", shared)
     server._worker("load_folder", other.path, "of another run")
     with pytest.raises(RuntimeError, match="does another run use it"):
         for _ in range(2 * fleet.STALE):
@@ -170,12 +179,11 @@ def test_server_of_another_kind_is_refused(servers, made):
         asked.load(Path(made.path), made.digest)
 
 
-def test_servers_that_never_answer_are_an_error(engine, policy, made, monkeypatch):
-    monkeypatch.setattr(fleet, "SERVER_WAIT", 0.2)
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+def test_servers_that_never_answer_are_an_error(engine, policy, made):
     gone = SimpleNamespace(address="http://127.0.0.1:9")
-    with pytest.raises(RuntimeError, match=r"engine.servers: http://127.0.0.1:9"):
-        sampled(engine(policy, made, [gone]), policy.config.vocab_size)
+    held = engine(policy, made, [gone], Patience(total=0.2, first_pause=0.02))
+    with pytest.raises(EngineDiedError, match=r"engine.servers: http://127.0.0.1:9: .* refused"):
+        sampled(held, policy.config.vocab_size)
 
 
 @pytest.mark.parametrize(("kind", "chosen"), [("vllm", "ncll"), ("transformers", "nccl")])
@@ -188,10 +196,7 @@ def test_way_of_weights_that_servers_lack_is_an_error(monkeypatch, kind, chosen)
 # ---------------------------------------------------------------- kills; each costs a start
 
 
-def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(
-    servers, engine, policy, made, monkeypatch
-):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
+def test_server_killed_in_a_turn_has_its_turns_sampled_elsewhere(servers, engine, policy, made):
     vocabulary = policy.config.vocab_size
     held = engine(policy, made, servers)
     whole = sampled(held, vocabulary)
@@ -215,14 +220,13 @@ def watched(chosen, notify):
 
 
 def test_servers_killed_once_each_give_the_trees_of_an_unbroken_fleet(
-    servers, engine, policy, made, tokenizer, tmp_path, capfd, monkeypatch
+    servers, engine, policy, made, tokenizer, tmp_path, capfd
 ):
-    monkeypatch.setattr(fleet, "RETRY_PAUSE", 0.1)
     first, second = servers
     alone = grow(QUESTIONS, engine(policy, made, [second]), setting(tokenizer))
     whole = digest(alone, tmp_path / "alone")
     held = engine(policy, made, servers)
-    held.fleet.load(held.folder, held.digest)
+    held.fleet.load(held._described, held.digest)
     wait_for(held.fleet, 2)
     homes = []
 

@@ -45,12 +45,12 @@ def put(server, monkeypatch):
     """Names of the files that are sent; the server is told a folder that it does not have."""
     names, asked = [], server._asked
 
-    def watched(method, path, body, headers):
+    def watched(method, path, body, headers, seconds=None):
         if method == "PUT":
             names.append(path.rpartition("/")[2])
         else:
             body = body.replace(b'"folder": "/', b'"folder": "/elsewhere/')
-        return asked(method, path, body, headers)
+        return asked(method, path, body, headers, seconds)
 
     monkeypatch.setattr(server, "_asked", watched)
     return names

@@ -11,7 +11,7 @@ import torch
 
 from tasks.engines import SamplingRequest, turns
 from tasks.engines.servers import token_guard
-from tasks.engines.servers.client import parse_choice
+from tasks.engines.servers.answers import parse_choice
 from tasks.engines.turns import TurnRequest
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT, shared
