@@ -21,7 +21,7 @@ from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.addresses import without_password
 from flows.host.leftovers import Finding
-from flows.runs import cache, dvc_command, git
+from flows.runs import cache, dvc_command, earlier_outs, git
 from flows.tracking import outbox, store
 from flows.tracking.run import send_unsent
 from flows.workers import connection
@@ -50,6 +50,16 @@ def dvc_locks(root: Path) -> Iterator[Finding]:
             f"stale lock: DVC's list of paths in use, of processes that have ended: {_few(dead)}",
             "drops these entries",
             dvc_command.free_locks,
+        )
+
+
+def earlier(root: Path) -> Iterator[Finding]:
+    """Find outs of an earlier run that a killed stage has left under another name."""
+    if outs := earlier_outs.waiting(root):
+        yield Finding(
+            f"moved aside: {_few(outs)}, of an earlier run, by a stage that was killed",
+            "puts them back",
+            partial(earlier_outs.put_back, root),
         )
 
 
@@ -200,6 +210,7 @@ CHECKS: tuple[Check, ...] = (
     orphans,
     dvc_locks,
     leftovers.git_locks,
+    earlier,
     unsent,
     tracked_runs,
     flow_runs,

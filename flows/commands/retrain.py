@@ -26,7 +26,16 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.host import disk, warm
 from flows.host.parents import die_with_parent
-from flows.runs import champions, equal_code, git, pipeline, recipe_list, transfer, worktree
+from flows.runs import (
+    champions,
+    earlier_outs,
+    equal_code,
+    git,
+    pipeline,
+    recipe_list,
+    transfer,
+    worktree,
+)
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from params import overrides, strict_yaml
@@ -244,6 +253,8 @@ def check_files() -> None:
 def _here(recipe: str) -> int:
     try:
         check_files()
+        if restored := earlier_outs.put_back(Path()):
+            print(f"retrain: put back after a kill: {', '.join(restored)}")
         machine = recipes.load(recipe, Path("params")).machine
         if recipe_list.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")

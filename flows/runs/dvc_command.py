@@ -25,7 +25,7 @@ from flows import end_import_phase, exit_fast
 from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
-from flows.runs import git
+from flows.runs import earlier_outs, git
 
 HERE = Path()
 GRACE = 10.0  # shutdown grace period in seconds
@@ -245,10 +245,35 @@ def _mend_files_of_dvc() -> None:
     from dvc.stage.cache import StageCache
 
     _mend_linked_worktrees()
+    _preserve_outs()
     dvcfile.modify_yaml = modified
     StageCache._load_cache = _run
     StageCache._load = _newest_run
     _fill_recipes_of_dvc()
+
+
+@functools.cache
+def _preserve_outs() -> None:
+    """Have DVC keep the earlier outs of a stage until it has made new ones, in this process."""
+    from dvc.stage import Stage
+    from dvc.stage.decorators import rwlocked
+
+    library: Any = Stage
+    run_stage = library.run
+
+    @rwlocked(read=["deps", "outs"])  # refused, as DVC's own, while another process writes them
+    def run(stage: Any, dry: bool = False, **options: Any) -> None:
+        if dry or stage.frozen or not stage.cmd:
+            run_stage(stage, dry=dry, **options)
+            return
+        root = Path(stage.repo.root_dir)
+        edited = {out.fs_path for out in stage.outs if out.persist}  # in place, by the stage
+        paths = [Path(out.fs_path) for out in stage.outs if out.fs_path not in edited]
+        outs = [path.relative_to(root).as_posix() for path in paths if path.is_relative_to(root)]
+        with earlier_outs.preserved(stage.addressing.replace("/", "_"), outs, root):
+            run_stage(stage, dry=dry, **options)
+
+    library.run = run
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import pytest
 
 from flows.commands import doctor
 from flows.host import leftovers, processes
+from flows.runs import earlier_outs
 from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
@@ -221,6 +222,21 @@ def test_stale_lock_of_git_is_removed(project, look, start):
     os.utime(lock, (time.time() - 60,) * 2)
     found_and_cleared(look, "stale lock: .git/index.lock")
     assert not lock.exists()
+
+
+def test_outs_that_a_killed_stage_left_aside_are_put_back(project, look):
+    reports = Path("reports/toy")
+    reports.mkdir(parents=True)
+    (reports / ".table.md.earlier").write_text("whole")
+    (reports / "table.md").write_text("half")
+    record = earlier_outs.HOME / "later@toy.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"outs": ["reports/toy/table.md"], "done": False}))
+    assert look()[0] == 1
+    found = look("--yes")[1]
+    assert found[0].startswith("moved aside: reports/toy/table.md, of an earlier run")
+    assert (reports / "table.md").read_text() == "whole"
+    assert [path.name for path in reports.iterdir()] == ["table.md"]
 
 
 def test_lock_that_may_be_of_a_living_run_stays(project, look, start):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.runs import dvc_command, pipeline
+from flows.runs import dvc_command, earlier_outs, pipeline
 from tests import toy_project as toy
 from tests.params.edits import REMOVED, edited
 from tests.waiting import wait_until
@@ -42,6 +42,50 @@ def test_errors_of_dvc_itself_are_printed(project, capfd):
     with pytest.raises(dvc_command.StageError):
         dvc_command.reproduce("first@toy")
     assert "failed to reproduce 'first@toy': [Errno 2] No such file" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- outs of an earlier run
+
+OUTS = ("data/toy/later", "reports/toy/table.md")
+HALF = "Path('reports/toy').mkdir(exist_ok=True); Path('reports/toy/table.md').write_text('half'); "
+ENDS = {  # what the stage does -> whether its process can put the outs back itself
+    "sys.exit(1)": True,
+    "import os; os.kill(os.getppid(), 9)": False,  # DVC's process
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_earlier_outs_stay_until_there_are_new_ones(ran, capfd, end):
+    before = [Path(out).read_bytes() for out in OUTS]
+    toy.write_stage(ran, "later", flows=False, before=HALF + end)
+    with pytest.raises(dvc_command.StageError):
+        dvc_command.reproduce("later@toy")
+    if not ENDS[end]:
+        assert sorted(earlier_outs.waiting(ran)) == sorted(OUTS)
+        assert sorted(earlier_outs.put_back(ran)) == sorted(OUTS)
+    assert [Path(out).read_bytes() for out in OUTS] == before
+    assert not earlier_outs.waiting(ran)
+
+
+def test_earlier_outs_go_once_there_are_new_ones(ran, capfd):
+    toy.write_stage(ran, "later", flows=False, before="name = 'new'")
+    dvc_command.reproduce("later@toy")
+    assert not [*ran.glob("*/toy/.*")], "nothing waits after a success"
+    assert pipeline.status("toy") == {}
+
+
+def test_outs_that_another_process_writes_are_left_alone(ran, capfd):
+    with dvc_command.open_repository() as repository:
+        paths = [str(ran / out) for out in OUTS]
+        entry = {"pid": os.getppid(), "cmd": "another run"}
+        RWLOCK.write_text(json.dumps({"read": {}, "write": dict.fromkeys(paths, entry)}))
+        del repository
+    toy.write_stage(ran, "later", flows=False, before="pass  # changed")
+    os.utime(RWLOCK)
+    with pytest.raises(dvc_command.StageError):
+        dvc_command.reproduce("later@toy")
+    assert "in use" in capfd.readouterr().err
+    assert all(Path(out).exists() for out in OUTS)
 
 
 # ---------------------------------------------------------------- keys that a recipe leaves out
