@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SERVERS = "BEAMLINE_SERVERS"  # environment variable: addresses of servers that sample, by commas
 _KEY = re.compile(r"[!-~]+")  # what a header can carry
 _HOST = re.compile(r"[^\s/\\?#@]+")
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether an address is on this machine, so that no proxy is asked for it."""
+    host = (urlsplit(url).hostname or "").lower().rstrip(".")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 def check_endpoint(url: str) -> str:

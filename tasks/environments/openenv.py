@@ -26,6 +26,7 @@ from pydantic import StringConstraints, model_validator
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from params.schema.addresses import is_loopback
 from params.schema.base import Frozen, Positive, PositiveFloat
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.tools.recording import replay_folder
@@ -40,7 +41,6 @@ SHARE = 0.9  # of the seconds of an act are used here, so that its process need 
 LARGEST = 2**24  # bytes of a message
 TOO_BIG = 1009  # what a WebSocket says of a message that is larger
 SHORTEST_SECRET = 4  # characters; a shorter value is no secret, and would be found everywhere
-LOOPBACK = ("localhost", "127.0.0.1", "::1")  # is not asked for through a proxy
 OWN_ENTRIES = ("metadata", "done", "reward")  # of an observation, not shown to the agent
 
 
@@ -254,7 +254,7 @@ class OpenEnvWorld:
             open_timeout=self._left(),
             close_timeout=1,
             max_size=LARGEST,
-            proxy=None if parts.hostname in LOOPBACK else True,
+            proxy=None if is_loopback(self._settings.url) else True,
         )
 
     def _exchanged(self, message: dict[str, Any]) -> Any:

@@ -9,9 +9,11 @@ about them.
 from __future__ import annotations
 
 import json
+import math
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
@@ -23,9 +25,9 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import AfterValidator, model_validator
 
-from params.schema.addresses import check_endpoint, check_key_travels_safely
+from params.schema.addresses import check_endpoint, check_key_travels_safely, is_loopback
 from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
-from tasks.tools import page_text
+from tasks.tools import page_text, web_proxy
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.passages import cut
 from tasks.tools.schema import with_values
@@ -50,7 +52,8 @@ from tasks.trees.tree import Call, Observation, ToolSpec
 PLACE = "tools.browser.condense"
 TEXT_CHARACTERS = 500_000  # of a page's text that are looked through
 QUESTION_CHARACTERS = 2000  # of a question, at most
-EXTRACTION_SECONDS = 10  # for the text of one page
+MOST_SECONDS = 10  # of the processor, for the text of one page
+LEAST_SECONDS = 3  # to import the parser on a slow machine takes one
 EXTRACTION_MIB = 1024
 ANSWER_BYTES = 2**20  # of a model's answer, at most
 PROMPT = (
@@ -133,26 +136,27 @@ def open_browser(settings: Browser, opening: Opening) -> Iterator[OpenTool]:
     model is missing.
     """
     key = read_key(PLACE, settings.condense.key_variable if settings.condense else None)
-    # No proxy of the environment, which would resolve names itself; no connection is kept, because
-    # connections are made to addresses, and one of another host must not be taken.
-    pages = httpx.AsyncClient(
-        verify=httpx.create_ssl_context(),
-        limits=httpx.Limits(max_keepalive_connections=0),
+    pages = _pages_client(settings, None)
+    proxied = {
+        scheme: _pages_client(settings, address)
+        for scheme, address in web_proxy.proxies_of_environment().items()
+    }
+    model = httpx.AsyncClient(
         timeout=settings.seconds,
         follow_redirects=False,
-        trust_env=False,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # takes none
+        trust_env=not (settings.condense and is_loopback(settings.condense.url)),
     )
-    model = httpx.AsyncClient(timeout=settings.seconds, follow_redirects=False)
     names = ("contact", "private_hosts", "seconds", "retries", "delay_seconds", "bytes")
     manners: dict[str, Any] = {name: getattr(settings, name) for name in (*names, "redirects")}
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(pages),
-        portal.wrap_async_context_manager(model),
+        ExitStack() as clients,
     ):
+        for client in (pages, model, *proxied.values()):
+            clients.enter_context(portal.wrap_async_context_manager(client))
         turns = anyio.CapacityLimiter(settings.concurrency)
-        fetcher = Fetcher(pages, Manners(**manners), RequestBudget(settings.budget), turns)
+        budget = RequestBudget(settings.budget)
+        fetcher = Fetcher(pages, Manners(**manners), budget, turns, proxied)
         extractions = anyio.CapacityLimiter(max(1, opening.workers))
         reading = _Reading(settings, key, fetcher, model, Cache("browser"), extractions)
 
@@ -160,6 +164,24 @@ def open_browser(settings: Browser, opening: Opening) -> Iterator[OpenTool]:
             return portal.call(side_by_side, partial(_read, reading), calls)
 
         yield OpenTool([SPEC], run)
+
+
+def _pages_client(settings: Browser, proxy: str | None) -> httpx.AsyncClient:
+    """Return a client for pages.
+
+    Which requests use a proxy is decided once, in web_proxy.py, and not by the library. No
+    connection is kept, because connections are made to addresses, and one of another host must not
+    be taken.
+    """
+    return httpx.AsyncClient(
+        verify=httpx.create_ssl_context(),
+        limits=httpx.Limits(max_keepalive_connections=0),
+        timeout=settings.seconds,
+        follow_redirects=False,
+        trust_env=False,
+        proxy=proxy,
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # takes none
+    )
 
 
 async def _read(reading: _Reading, call: Call) -> Observation:
@@ -190,19 +212,25 @@ async def _text_at(reading: _Reading, url: str) -> str:
         with reported_as(Outcome.NO_PAGE, of=Outcome.UNAVAILABLE):  # the agent chose the address
             page = await reading.fetcher.fetch(url)
             async with reading.extractions:
-                text = safe(await extract(page))
+                text = safe(await extract(page, reading.settings.seconds))
         reading.cache.keep(text, *cache_key)
     return str(text)
 
 
-async def extract(page: Page) -> str:
-    """Return the text of a page, from a process of its own. Raises WebError."""
-    limits = (EXTRACTION_SECONDS, EXTRACTION_MIB, TEXT_CHARACTERS)
+async def extract(page: Page, seconds: float = MOST_SECONDS) -> str:
+    """Return the text of a page, from a process of its own. Raises WebError.
+
+    It gets the ``seconds`` of a request, rounded up, between LEAST_SECONDS and MOST_SECONDS.
+    """
+    seconds = min(max(math.ceil(seconds), LEAST_SECONDS), MOST_SECONDS)
+    limits = (seconds, EXTRACTION_MIB, TEXT_CHARACTERS)
     program = [sys.executable, "-I", str(Path(page_text.__file__))]
     command = [*program, page.kind, page.charset, *map(str, limits)]
     try:
-        with anyio.fail_after(2 * EXTRACTION_SECONDS):  # of the clock: other processes run, too
-            ended = await anyio.run_process(command, input=page.body, check=False, env={})
+        with anyio.fail_after(2 * seconds):  # of the clock: other processes run, too
+            ended = await anyio.run_process(
+                command, input=page.body, stderr=subprocess.DEVNULL, check=False, env={}
+            )
     except TimeoutError:
         ended = None
     if ended is None or ended.returncode:
@@ -244,8 +272,9 @@ async def _ask_model(reading: _Reading, model: Condenser, body: dict[str, Any]) 
         text = None
     if answer.status != 200 or not isinstance(text, str) or not text.strip():
         raise WebError(Outcome.UNAVAILABLE, f"{model.model} at {host} did not condense the page")
-    clear = text.replace(reading.key, "[key]") if reading.key else text
-    return safe(clear.strip())[: reading.settings.characters]
+    plain = safe(text)  # first: what it leaves out must not hide the key
+    clear = plain.replace(reading.key, "[key]") if reading.key else plain
+    return clear.strip()[: reading.settings.characters]
 
 
 def faults(settings: Browser, source: str) -> list[str]:

@@ -20,7 +20,7 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 from pydantic import AfterValidator, model_validator
 
-from params.schema.addresses import check_endpoint, check_key_travels_safely
+from params.schema.addresses import check_endpoint, check_key_travels_safely, is_loopback
 from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.web_cache import Cache
@@ -100,7 +100,12 @@ def open_search(settings: HttpSearch, opening: Opening) -> Iterator[OpenTool]:
     """
     key = read_key("tools.http_search", settings.key_variable)
     limits = httpx.Limits(max_connections=settings.concurrency)
-    client = httpx.AsyncClient(limits=limits, timeout=settings.seconds, follow_redirects=False)
+    client = httpx.AsyncClient(
+        limits=limits,
+        timeout=settings.seconds,
+        follow_redirects=False,
+        trust_env=not is_loopback(settings.url),
+    )
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
         turns = anyio.CapacityLimiter(settings.concurrency)
         budget = RequestBudget(settings.budget)
@@ -175,8 +180,9 @@ def _text(value: Any, key: str) -> str:
     """Return a text on one line, without the key; "" for anything else than a text."""
     if not isinstance(value, str):
         return ""
-    clear = value.replace(key, "[key]") if key else value
-    return " ".join(safe(clear).split())[:FIELD_CHARACTERS]
+    plain = safe(value)  # first: what it leaves out must not hide the key
+    clear = plain.replace(key, "[key]") if key else plain
+    return " ".join(clear.split())[:FIELD_CHARACTERS]
 
 
 def _lines(texts: Mapping[str, Sequence[Mapping[str, str]]], settings: HttpSearch) -> list[str]:

@@ -6,9 +6,24 @@ KIND is "html" or "plain"; CHARSET may be "". A page that is nested a million le
 to be slow, ends this process and not the run. It opens no file and no connection.
 """
 
+import re
 import resource
 import sys
 
+# Attributes of a tag that the parser sees: it compares each with all before it, so that 100,000 of
+# them would take it half a minute. No page needs more for its text.
+MOST_ATTRIBUTES = 500
+_VALUE = rb"\"[^\"]*+(?:\"|\Z)|'[^']*+(?:'|\Z)|[^\s>]++"
+_ATTRIBUTE = rb"[\s/]*+[^\s/>][^\s/>=]*+(?:\s*+=\s*+(?:%b)?+)?+" % _VALUE
+# A comment; or a tag, its attributes beyond the most, and what is no tag after the tag of a script.
+# Every match ends where the part ends that it reads, so that nothing is read twice.
+_PART = re.compile(
+    rb"(?is)<!--.*?(?:-->|\Z)"
+    rb"|(?P<tag><(?:(?P<raw>script|style|textarea|title)(?=[\s/>])|[a-z][^\s/>]*+)"
+    rb"(?:%(one)b){0,%(most)d}+)(?:%(one)b)*+"
+    rb"(?P<text>(?(raw)[\s/]*+>(?:.*?(?=</(?P=raw))|.*)|))"
+    % {b"one": _ATTRIBUTE, b"most": MOST_ATTRIBUTES}
+)
 MORE_PLACES = True  # tables and short paragraphs count, too: an agent looks for facts
 
 
@@ -32,6 +47,7 @@ def html_text(page: bytes, charset: str) -> str:
     """Return title and text of a page of HTML; "" where it has none."""
     import trafilatura  # slow to import, and plain text does without
 
+    page = _PART.sub(lambda part: (part["tag"] or part[0]) + (part["text"] or b""), page)
     source = decoded(page, charset) if charset else page
     tree = trafilatura.load_html(source)
     if tree is None:

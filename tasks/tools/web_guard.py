@@ -80,6 +80,12 @@ def port_of(url: httpx.URL) -> int:
     return url.port or SCHEMES[url.scheme]
 
 
+def may_be_private(url: httpx.URL, private_hosts: Collection[str]) -> bool:
+    """Return whether the recipe names a URL's host, or ``host:port``, as one of any network."""
+    host = url.raw_host.decode()
+    return not {host, f"{host}:{port_of(url)}"}.isdisjoint(private_hosts)
+
+
 async def resolve(url: httpx.URL, private_hosts: Collection[str], seconds: float) -> list[str]:
     """Return the addresses of a URL's host that may be connected to, at most MOST_ADDRESSES.
 
@@ -96,7 +102,7 @@ async def resolve(url: httpx.URL, private_hosts: Collection[str], seconds: float
     except (OSError, UnicodeError):
         raise WebError(Outcome.UNAVAILABLE, f"{host} was not found", 0) from None
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    if {host, f"{host}:{port}"} & set(private_hosts):
+    if may_be_private(url, private_hosts):
         return addresses[:MOST_ADDRESSES]
     if not all(map(is_public, addresses)):
         raise WebError(Outcome.REFUSED, f"{host} is not on the public internet: it is not opened")

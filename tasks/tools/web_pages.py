@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.robotparser import RobotFileParser
@@ -18,6 +18,7 @@ from urllib.robotparser import RobotFileParser
 import anyio
 import httpx
 
+from tasks.tools import web_proxy
 from tasks.tools.web_client import (
     ENCODINGS,
     NoConnectionError,
@@ -75,6 +76,7 @@ class Fetcher:
     manners: Manners
     budget: RequestBudget
     turns: anyio.CapacityLimiter
+    proxied: Mapping[str, httpx.AsyncClient] = field(default_factory=dict)  # by scheme
     hosts: defaultdict[str, _Host] = field(default_factory=lambda: defaultdict(_Host))
     rules: dict[str, RobotFileParser] = field(default_factory=dict)
 
@@ -108,6 +110,15 @@ class Fetcher:
     async def _connected(self, url: httpx.URL, most: int) -> WebAnswer:
         """Send one request to the first address of the host that takes a connection."""
         manners, host = self.manners, url.raw_host.decode()
+        if web_proxy.goes_through(url, self.proxied):
+            await web_proxy.check(url, manners.private_hosts, manners.seconds)
+            client = self.proxied[url.scheme]
+            request = client.build_request("GET", url, headers=self._headers(url))
+            try:
+                return await exchange(client, request, host, manners.seconds, most)
+            except NoConnectionError:
+                reason = f"no connection to the proxy that {host} is reached through"
+                raise WebError(Outcome.UNAVAILABLE, reason, 0) from None
         for address in await resolve(url, manners.private_hosts, manners.seconds):
             # To the checked address; name and certificate are those of the host.
             request = self.client.build_request(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tasks.tools.browser import TOOL, Browser
 from tasks.tools.contract import Opening
+from tasks.tools.web_client import safe
 from tasks.tools.web_guard import is_public, parse_url
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call
@@ -344,6 +345,61 @@ def test_hostile_pages_end_in_time():
         assert time.monotonic() - began < LONGEST
         assert all(o.outcome in ("ok", "no_results", "no_page") for o in seen)
         assert all(len(o.text) <= 600 for o in seen)
+
+
+def test_tag_of_many_attributes_takes_no_time():
+    """Also within the tag of a script, and none of a script that only looks like a tag."""
+    many = " ".join(f"a{number}=1" for number in range(100_000))
+    looks = "if(a<b){" + "x y " * 600 + "}"
+    body = f"<p {many}>x</p><script {many}>{looks}</script><p>Opened in 1871 by Ada Adler.</p>"
+    with serving(site(town=page(FILLER, body, FILLER))) as s:
+        (seen,) = visit(s, f"{s.url}/town", seconds=3.0, bytes=10_000_000)
+        assert (seen.outcome, "1871" in seen.text, "x y x y" in seen.text) == ("ok", True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x9b31mb\x85\x00\r", "a 31mb   "),
+        ("a\u202eb\u2066c\u2069\u200f\u061c", "abc"),
+        ("a\u2028b\u2029c", "a\nb\nc"),
+        ("pay\u200bpal\ufeff\u2060\xad\U000e0041\ufff9", "paypal"),
+        ("\ud83d\uffff", "\ufffd\ufffd"),
+        *(
+            (legal, legal)
+            for legal in (
+                "می\u200cخواهم",
+                "👩\u200d👧 ❤\ufe0f",
+                "葛\U000e0100城",
+                "\u0600١٢",
+                "x\ty\n",
+                "é̂",
+            )
+        ),
+    ],
+)
+def test_safe_text(text, shown):
+    assert safe(text) == shown
+
+
+def test_pages_come_through_the_proxy_of_the_environment(monkeypatch):
+    """The names are not resolved here, as is usual behind one; private ones are never asked for."""
+    with serving(lambda path, body: NOTE if path.endswith("town") else Reply(status=404)) as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.setenv("ALL_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", "localhost")
+        hosts = ["10.0.0.1", "127.0.0.1:80", "wiki", "nas.local", "2130706433", "[::1]", "0x7f.1"]
+        urls = [f"http://{host}/town" for host in ("bridge.invalid", "wiki.lan", *hosts)]
+        seen = visit(proxy, *urls, private_hosts=["wiki.lan"], retries=0)
+        assert [o.outcome for o in seen] == ["ok", "ok", *["refused"] * len(hosts)]
+        allowed = {"http://bridge.invalid", "http://wiki.lan"}
+        assert {path.rpartition("/")[0] for path in proxy.paths} == allowed
+        (seen,) = visit(proxy, f"http://localhost:{proxy.port}/town", private_hosts=["localhost"])
+        assert (seen.outcome, proxy.paths[-1]) == ("ok", "/town")
+    (seen,) = visit(proxy, "http://other.invalid/town", retries=0)  # the proxy has ended
+    assert (seen.outcome, "proxy" in seen.text) == ("no_page", True)
 
 
 def test_forged_tags_stay_text():
