@@ -20,7 +20,7 @@ from pydantic import Field
 from flows.commands import retrain
 from flows.host import gpu
 from flows.host.addresses import keep_passwords_from_logs
-from flows.runs import dvc_command, git, pipeline, transfer, worktree
+from flows.runs import commit_check, dvc_command, git, pipeline, transfer, worktree
 from flows.tracking import store
 from flows.workers import dispatch, received
 from flows.workers.connection import name_process
@@ -121,6 +121,7 @@ def receive(name: str, commit: str, files: dict[str, str], folder: Path) -> None
     """Make a worktree with a stage's code, recipe and inputs."""
     if not worktree.is_ready(folder):
         git.fetch_commit(commit)
+        commit_check.check(commit, name.split("@")[-1])
         git.add_worktree(folder, commit)
         transfer.share(folder)
         received.check_paths(files, dispatch.sent_files(name), folder)  # the commit may have links

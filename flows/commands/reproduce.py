@@ -1,9 +1,11 @@
 """Restore a run from its commit: its data, models and metrics; or run it again and compare.
 
 ``beamline reproduce REV`` restores the outs of the run at REV, from DVC's cache or remote,
-into a worktree below ``.beamline/restored``, and prints its path.
+into a worktree below ``.beamline/restored``, and prints its path. No code of the commit runs, and a
+commit that would reach out of the worktree is refused.
 
-``--verify`` runs everything again with the commit's own code, and compares digest by digest:
+``--verify`` runs everything again with the commit's own code, which can do what you can: read the
+commits of people you do not know first. It compares digest by digest:
 "identical", or the first stage, iteration and sub-step that differs. Nothing of it reaches MLflow,
 the registry or DVC's run-cache. A killed verification continues when it is called again.
 
@@ -19,20 +21,36 @@ import sys
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.runs import dvc_command, first_difference, git, pipeline, transfer, worktree
+from flows.runs import (
+    commit_check,
+    dvc_command,
+    first_difference,
+    git,
+    pipeline,
+    transfer,
+    worktree,
+)
 from flows.runs.dvc_command import INTERRUPTED, RUN
 from flows.runs.first_difference import StageDifference
 from flows.tracking import store
+from params.run_folders import RunFolders
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
+from tasks.trees.words import printable
 
 HOME = Path(".beamline/restored")
 SHORT = 12  # characters of a commit in a folder's name
+LARGEST = 2**20  # bytes of a table that is printed; one has some kB
 SAMPLED = "evaluate"  # samples anew, so --replay leaves it out
 
 
 def restore(commit: str, recipe: str) -> Path:
-    """Restore the outs of a run in a worktree of its commit; return the worktree's path."""
+    """Restore the outs of a run in a worktree of its commit; return the worktree's path.
+
+    None of the commit's code runs. Raises ValueError, before anything is written, for a commit that
+    would reach out of its worktree.
+    """
+    commit_check.check(commit, recipe)
     folder = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
     with worktree.one_at_a_time(folder):
         if not worktree.is_ready(folder):
@@ -143,25 +161,37 @@ def main(arguments: list[str]) -> int:
             return _verified(commit, recipe, args.replay)
         folder = restore(commit, recipe)
     except (ValueError, RuntimeError) as error:
-        print(f"reproduce: {error}", file=sys.stderr)
+        print(f"reproduce: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("reproduce: interrupted; the same call continues", file=sys.stderr)
         return INTERRUPTED
-    table = folder / "reports" / recipe / "table.md"
-    print(f"{table.read_text()}\n" if table.exists() else "", end="")
+    print(table_of(commit, recipe), end="")
     for stage in pipeline.stages(recipe, folder):
         for path, digest in pipeline.digests(stage.name, folder).items():
-            print(f"{digest[:SHORT]}  {folder / path}")
+            print(printable(f"{digest[:SHORT]}  {folder / path}"))
     print(f"to run it again and compare    beamline reproduce {args.revision} --verify")
     print(folder)
     return 0
 
 
+def table_of(commit: str, recipe: str) -> str:
+    """Return the table of a run as its commit has it, as text that only prints; "" without one."""
+    path = RunFolders(recipe).table.as_posix()
+    size = git.size(commit, path)
+    if size is None:
+        return ""
+    if size > LARGEST:
+        return f"{path} is not shown: it has {size} bytes, and a table at most {LARGEST}\n"
+    return f"{printable(git.content(commit, path))}\n"
+
+
 def _verified(commit: str, recipe: str, replay: bool) -> int:
+    print(f"this runs the code of commit {commit[:SHORT]}, which can do what you can", flush=True)
     difference = verify(commit, recipe, replay)
     after = f" (without {SAMPLED}, which samples anew)" if replay else ""
-    print(difference or f"identical: {recipe} at {commit[:SHORT]}{after}")
+    same = f"identical: {recipe} at {commit[:SHORT]}{after}"
+    print(printable(str(difference)) if difference else same)
     return 1 if difference else 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.host.addresses import without_password
 from flows.runs import git
-from flows.runs.dvc_command import open_repository
+from flows.runs.dvc_command import DIGEST, open_repository
 
 CONNECT = 30  # seconds until a connection by SSH fails, where the remote sets no timeout
 
@@ -80,6 +80,8 @@ def restore(digest: str, target: Path) -> None:
 
 
 def _hash_info(digest: str) -> Any:
+    if not DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is no digest of DVC: 32 of 0-9 and a-f, and .dir of a folder")
     from dvc_data.hashfile.hash_info import HashInfo
 
     return HashInfo("md5", digest)
@@ -173,6 +175,8 @@ def with_digest(file: str, digest: str, commit: str) -> bytes | None:
     """
     if content := git.with_digest(file, digest, commit):
         return content
+    if not DIGEST.fullmatch(digest):
+        return None
     with open_repository() as repository:
         cached = Path(repository.cache.local.oid_to_path(digest))
     return cached.read_bytes() if cached.is_file() else None

@@ -28,6 +28,8 @@ from flows.host.parents import PARENT, die_with_parent
 from flows.runs import earlier_outs, git
 
 HERE = Path()
+DIGEST = re.compile(r"[0-9a-f]{32}(\.dir)?")  # of DVC; a path in its cache is made of it
+SHOWN = 200  # characters of an entry of a folder in a message
 GRACE = 10.0  # shutdown grace period in seconds
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
@@ -250,6 +252,42 @@ def _mend_files_of_dvc() -> None:
     StageCache._load_cache = _run
     StageCache._load = _newest_run
     _fill_recipes_of_dvc()
+    _refuse_paths_in_caches()
+
+
+@functools.cache
+def _refuse_paths_in_caches() -> None:
+    """Have DVC take only folders whose files stay inside and have digests, in this process.
+
+    A folder is a list of paths and digests in the cache or a remote, under its own digest, which a
+    commit of somebody else may name. DVC joins both to paths as they are.
+    """
+    from dvc.exceptions import DvcException
+    from dvc_data.hashfile.tree import Tree
+
+    tree: Any = Tree
+    parsed = tree.from_list.__func__
+
+    def checked(kind: Any, entries: list[dict[str, Any]], *arguments: Any, **options: Any) -> Any:
+        for entry in entries:
+            if not is_folder_entry(entry):
+                shown = ascii(entry)[:SHOWN]
+                raise DvcException(f"a folder in DVC's cache has a file outside of it: {shown}")
+        return parsed(kind, entries, *arguments, **options)
+
+    tree.from_list = classmethod(checked)
+
+
+def is_folder_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a folder in DVC's cache is a file inside, with a digest."""
+    path, digest = entry.get("relpath"), entry.get("md5")
+    parts = path.split("/") if isinstance(path, str) else [""]
+    return (
+        not {"", ".", ".."} & set(parts)
+        and "\0" not in "".join(parts)
+        and isinstance(digest, str)
+        and DIGEST.fullmatch(digest) is not None
+    )
 
 
 @functools.cache
@@ -337,7 +375,10 @@ def _run(runs: Any, key: str, name: str) -> Any:
         entry = load_yaml(runs._get_cache_path(key, name))
     except (FileNotFoundError, UnicodeDecodeError, YAMLFileCorruptedError):
         return None
-    return entry if isinstance(entry, dict) and _get_cache_hash(entry) == name else None
+    if not isinstance(entry, dict) or _get_cache_hash(entry) != name:
+        return None
+    # the key has the paths of the outs: an entry with others would be written elsewhere
+    return entry if _get_cache_hash(dict(entry), key=True) == key else None
 
 
 def _newest_run(runs: Any, stage: Any) -> Any:

@@ -201,13 +201,27 @@ def content(commit: str, file: str) -> str:
     return shown.stdout
 
 
+def size(commit: str, file: str) -> int | None:
+    """Return the bytes of a file at a commit, or None where it has none."""
+    text = _git("cat-file", "-s", f"{commit}:./{file}")
+    return int(text) if text.isdigit() else None
+
+
 def _blob(commit: str, file: str) -> subprocess.CompletedProcess[str]:
     return run_git("cat-file", "blob", f"{commit}:./{file}")
 
 
 def locked_at(commit: str) -> dict[str, Any]:
-    """Return the stages of dvc.lock at a commit. Raises ValueError as ``content``."""
-    return (yaml.safe_load(content(commit, "dvc.lock")) or {}).get("stages", {})
+    """Return the stages of dvc.lock at a commit. Raises as ``content``, and for a damaged file."""
+    try:
+        locked = yaml.load(content(commit, "dvc.lock"), Loader=yaml.CSafeLoader) or {}
+        stages: dict[str, Any] = dict(locked.get("stages", {}))
+        outs = [out for stage in stages.values() for out in stage.get("outs", [])]
+        if all(isinstance(out["path"], str) and isinstance(out["md5"], str) for out in outs):
+            return stages
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError, RecursionError):
+        pass
+    raise ValueError(f"commit {commit} has a dvc.lock that DVC has not written")
 
 
 def digests_at(commit: str, recipe: str) -> dict[str, str]:
@@ -222,8 +236,8 @@ def digests_at(commit: str, recipe: str) -> dict[str, str]:
 
 def recipes_at(commit: str) -> list[str]:
     """Return the recipes that have a stage in a commit's dvc.lock."""
-    lock = yaml.safe_load(_blob(commit, "dvc.lock").stdout) or {}
-    return sorted({name.rpartition("@")[2] for name in lock.get("stages", {})})
+    stages = locked_at(commit) if committed("dvc.lock", at=commit) else {}
+    return sorted({str(name).rpartition("@")[2] for name in stages})
 
 
 def with_digest(file: str, digest: str, commit: str) -> bytes | None:
@@ -322,6 +336,11 @@ def remove_worktree(worktree: Path) -> None:
     run_git("worktree", "remove", "--force", "--force", str(worktree))
     shutil.rmtree(worktree, ignore_errors=True)
     _do_git("worktree", "prune")
+
+
+def leave_out(path: str, root: Path) -> None:
+    """Have git take a tracked file of a worktree for unchanged, whatever is in it."""
+    run_git("update-index", "--skip-worktree", "--", path, root=root)  # nothing to do if untracked
 
 
 def fetch_commit(commit: str) -> None:

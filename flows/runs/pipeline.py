@@ -162,8 +162,8 @@ def already_run(recipe: str, root: Path = Path()) -> str | None:
         here = _made_of(recipe)
     for branch in git.runs(recipe):
         try:
-            locked = yaml.safe_load(git.content(branch, "dvc.lock"))["stages"]
-        except (ValueError, KeyError, TypeError):
+            locked = git.locked_at(branch)
+        except ValueError:
             continue  # no branch of a run
         if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
             return branch

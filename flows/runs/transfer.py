@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.host import files
+from flows.runs import git
 from flows.runs.dvc_command import HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, stages
 
@@ -13,18 +16,38 @@ from flows.runs.pipeline import belongings, is_done, stages
 
 
 def share(worktree: Path) -> None:
-    """Give ``worktree`` this project's DVC settings, remotes and cache.
+    """Give ``worktree`` this project's DVC settings, remotes and cache; those of its commit go.
 
     They are written to its config.local, with paths that are valid there. Only this user may read
-    the file, because remotes may have passwords.
+    the file, because remotes may have passwords. Raises ValueError where the commit has a link in
+    the way.
     """
-    with open_repository() as here, open_repository(worktree) as there:
-        settings = here.config.load_config_to_level()
-        (worktree / ".dvc" / "config.local").touch(mode=0o600)
-        with there.config.edit("local") as local:
-            local.clear()
-            local.update(settings)
-            local.setdefault("cache", {})["dir"] = here.cache.local_cache_dir
+    from dvc.config import Config
+
+    folder = worktree.absolute() / ".dvc"
+    if folder.is_symlink() or not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: DVC's settings of this project belong there")
+    _set_aside(folder / Config.CONFIG)
+    local = folder / Config.CONFIG_LOCAL
+    files.remove(local)
+    os.close(os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+    with open_repository() as here, Config(str(folder)).edit("local") as settings:
+        settings.update(here.config.load_config_to_level())
+        settings.setdefault("cache", {})["dir"] = here.cache.local_cache_dir
+
+
+def _set_aside(config: Path) -> None:
+    """Empty a commit's settings of DVC if they are not those of this checkout.
+
+    Some name folders that DVC writes to, and commands that it calls. git is told not to see it.
+    """
+    here = Path(".dvc", config.name)
+    regular = config.is_file() and not config.is_symlink() and here.is_file()
+    if regular and config.read_bytes() == here.read_bytes():
+        return
+    files.remove(config)
+    config.write_text("# config.local has the settings of the checkout that made this worktree\n")
+    git.leave_out(f".dvc/{config.name}", config.parent.parent)
 
 
 def forget_runs(worktree: Path) -> None:

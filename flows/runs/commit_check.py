@@ -1,0 +1,392 @@
+"""Look at a commit that others may have made, before anything of it is written to this disk.
+
+A branch of a run may come from anybody who can push to a remote. What such a commit holds decides
+where git and DVC write: its links, its names, the outs in ``dvc.yaml`` and ``*.dvc``, the digests
+in ``dvc.lock``, the settings in ``.dvc/config``. ``check`` reads all of that from git's objects,
+and refuses what leads out of the commit's worktree. It runs none of the commit's code.
+
+What DVC's cache and remotes hold is checked where DVC reads it (flows/runs/dvc_command.py).
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from flows.host.addresses import without_password
+from flows.runs import git
+from flows.runs.dvc_command import DIGEST, is_folder_entry, open_repository
+from tasks.trees.words import printable
+
+RECIPE = re.compile(r"\w(?:[\w-]|\.(?!\.)){0,99}")  # a name, in no way a path
+LISTED = 20  # faults in the message
+LARGEST = 2**24  # bytes of a file that is read here; dvc.lock of 20 recipes has 200 kB
+LINKS = 1000  # each is read by a call of git, which takes some milliseconds
+LONGEST = 4096  # bytes of a link's target, which Linux allows
+LINK, SUBMODULE = "120000", "160000"  # modes of entries in a tree of git
+
+OURS = (".git", ".dvc", ".beamline")  # where git, DVC and this program write in a worktree
+WRITTEN = (*OURS, "data", "models", "reports")  # where runs write; below them is no link
+SOURCES = "data/sources"  # files of users, which are read; a link there may lead within the tree
+READ = ("flows", "own", "params", "tasks", SOURCES)
+SPECIAL = {".dvcignore", ".gitattributes", ".gitignore", ".gitmodules", "dvc.lock", "dvc.yaml"}
+IN_DVC = re.compile(r"\.dvc/(config|\.gitignore|plots/.+)")  # what DVC has people commit there
+CONFIG = ".dvc/config"
+GIT_NAMES = (".git", "git~1")  # the second is the first one's short name on Windows
+CONVERTED = re.compile(r"\b(filter|working-tree-encoding)=(\S+)")  # in .gitattributes
+REACHING = re.compile(r"(^|\.)(dir|site_cache_dir|out_dir|plugins_path|[a-z_]*command)$")
+FETCHED = ("https://", "http://", "s3://", "gs://", "azure://")  # that dvc import-url takes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, link or submodule of a commit."""
+
+    mode: str
+    object: str
+    size: int  # bytes; 0 of a submodule
+    name: str  # the path from the commit's root
+
+
+def check(commit: str, recipe: str) -> None:
+    """Raise ValueError with all that would lead out of the commit's worktree; write nothing."""
+    tree = _entries(commit)
+    faults = [
+        *_recipe_faults({recipe, git.trailer(commit, "Recipe") or recipe}),
+        *_name_faults(tree),
+        *_link_faults(tree),
+        *_attribute_faults(tree),
+        *_setting_faults(tree),
+        *_dvc_file_faults(tree),
+        *_lock_faults(tree),
+    ]
+    if not faults:  # DVC reads dvc.yaml, through whatever links there are
+        faults += _pipeline_faults(commit, tree)
+    if faults:
+        shown = ["  " + printable(fault).replace("\n", "\\n") for fault in faults[:LISTED]]
+        more = f"\n  and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
+        raise ValueError(
+            f"commit {commit} is refused, and nothing of it was written: it would reach out of its "
+            "worktree. Ask who made it; a commit on top of it without the following can be used\n"
+            + "\n".join(shown)
+            + more
+        )
+
+
+def is_inside(path: str, folder: str = "") -> bool:
+    """Return whether a relative path stays below the root that ``folder`` is relative to."""
+    whole = posixpath.normpath(posixpath.join(folder, path))
+    away = whole == ".." or whole.startswith(("../", "/"))
+    return not away and "\0" not in path and not path.startswith("~")
+
+
+def _entries(commit: str) -> list[Entry]:
+    listed = git.run_git("ls-tree", "-r", "-z", "--long", "--full-tree", commit)
+    if listed.returncode:
+        raise RuntimeError(f"git ls-tree failed for {commit}: {listed.stderr.strip()}")
+    entries = []
+    for line in filter(None, listed.stdout.split("\0")):
+        about, _, name = line.partition("\t")
+        mode, _, digest, size = about.split()
+        entries.append(Entry(mode, digest, 0 if size == "-" else int(size), name))
+    return entries
+
+
+def _text(entry: Entry) -> str:
+    return git.run_git("cat-file", "blob", entry.object).stdout
+
+
+def _named(tree: Iterable[Entry], *names: str, ending: str = "") -> Iterator[tuple[Entry, str]]:
+    """Yield the files with one of these names in any folder, or this ending, with their text."""
+    for entry in tree:
+        name = posixpath.basename(entry.name)
+        if entry.mode in (LINK, SUBMODULE) or entry.size > LARGEST:
+            continue  # refused elsewhere
+        if name in names or (ending and name.endswith(ending)):
+            yield entry, _text(entry)
+
+
+# ---------------------------------------------------------------- names and links
+
+
+def _recipe_faults(names: Iterable[str]) -> list[str]:
+    return [
+        f"the recipe is called {name!r}: a name has letters, digits, '-', '_' and '.', and begins "
+        "with a letter, a digit or '_'"
+        for name in sorted(names)
+        if not RECIPE.fullmatch(name)
+    ]
+
+
+def _name_faults(tree: Iterable[Entry]) -> Iterator[str]:
+    for entry in tree:
+        parts, name = entry.name.casefold().split("/"), entry.name
+        if not name.isprintable():
+            yield f"{name!r}: a name with characters that a terminal acts on"
+        elif not {*parts}.isdisjoint((*GIT_NAMES, "..", ".")):
+            yield f"{name}: a part of this path means something else to git or the system"
+        elif entry.mode == SUBMODULE:
+            yield f"{name} is a submodule, which is another repository: commit its files instead"
+        elif parts[0] == ".beamline":
+            yield f"{name}: .beamline has what this program keeps of a run, and is in no commit"
+        elif parts[0] == ".dvc" and not IN_DVC.fullmatch(name):
+            yield f"{name}: in .dvc, only DVC's {CONFIG}, .gitignore and plots are in a commit"
+        elif entry.size > LARGEST and _is_special(name):
+            yield f"{name} has {entry.size} bytes: at most {LARGEST} are read"
+
+
+def _is_special(name: str) -> bool:
+    base = posixpath.basename(name).casefold()
+    return base in SPECIAL or base.endswith(".dvc") or name == CONFIG
+
+
+def _link_faults(tree: Sequence[Entry]) -> Iterator[str]:
+    links = [entry for entry in tree if entry.mode == LINK]
+    if len(links) > LINKS:
+        yield f"it has {len(links)} links: at most {LINKS} are looked at"
+    for entry in links[:LINKS]:
+        target = _text(entry) if entry.size <= LONGEST else None
+        if target is None or not _stays(target, posixpath.dirname(entry.name)):
+            yield f"{entry.name} is a link that leads out of the commit, to {target!r}"
+        elif _is_special(entry.name) or _is_in_the_way(entry.name):
+            yield f"{entry.name} is a link, to {target!r}, where a run or its restoring works"
+
+
+def _stays(target: str, folder: str) -> bool:
+    """Return whether a link in ``folder`` leads to a place in the tree that is not OURS.
+
+    ".." is allowed at the beginning alone: after a name, which may be a link itself, it leads from
+    where that one leads to.
+    """
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    names = parts[next((i for i, part in enumerate(parts) if part != ".."), len(parts)) :]
+    first = posixpath.normpath(posixpath.join(folder, target)).partition("/")[0]
+    return (
+        is_inside(target, folder) and ".." not in names and first.casefold() not in (*OURS, "git~1")
+    )
+
+
+def _is_in_the_way(name: str) -> bool:
+    """Return whether a link is at or above what is read, or at, above or below what is written."""
+    path = name.casefold()
+    if _contains(SOURCES, path) and path != SOURCES:
+        return False
+    return any(_contains(path, place) for place in (*WRITTEN, *READ)) or any(
+        _contains(place, path) for place in WRITTEN
+    )
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+# ---------------------------------------------------------------- settings of git and DVC
+
+
+def _attribute_faults(tree: Iterable[Entry]) -> Iterator[str]:
+    """Yield attributes that have git write something else than was looked at, or run a program."""
+    for entry, text in _named(tree, ".gitattributes"):
+        for kind, value in CONVERTED.findall(text):
+            if kind != "filter":
+                yield f"{entry.name} sets {kind}={value}: files would differ from those looked at"
+            elif value != "lfs" and _is_configured(value):
+                yield f"{entry.name} names the filter {value}, a program of your git settings"
+    if any(entry.name == ".lfsconfig" for entry in tree) and _is_configured("lfs"):
+        yield ".lfsconfig names the server that git-lfs of your git settings would ask"
+
+
+def _is_configured(name: str) -> bool:
+    pattern = rf"^filter\.{re.escape(name)}\.(smudge|process)$"
+    return git.run_git("config", "--get-regexp", pattern).returncode == 0
+
+
+def _setting_faults(tree: Iterable[Entry]) -> Iterator[str]:
+    """Yield the settings of DVC that name a folder or a command, unless they are this project's.
+
+    No setting of the commit is used (``transfer.share``): these tell that it is not meant well.
+    """
+    known = next((entry for entry in tree if entry.name == CONFIG), None)
+    if known is None or known.mode == LINK or known.size > LARGEST or _is_known(known):
+        return
+    for section, key, value in _settings(_text(known)):
+        if REACHING.search(key.lower()):
+            shown = without_password(value)
+            yield f"{CONFIG} sets {key} = {shown!r} in [{section}], and this project does not"
+
+
+def _is_known(entry: Entry) -> bool:
+    """Return whether the history of this checkout, or the checkout itself, has the same file."""
+    here = git.run_git("hash-object", "--no-filters", CONFIG).stdout.strip()
+    log = git.run_git("log", "--format=", "--raw", "--no-abbrev", "HEAD", "--", CONFIG).stdout
+    return entry.object == here or entry.object in log
+
+
+def _settings(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield section, key and value of each line of a file of settings that has them."""
+    section = ""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("["):
+            section = line.strip("[]").strip("' ")
+        elif not line.startswith("#") and "=" in line:
+            key, _, value = line.partition("=")
+            yield section, key.strip("'\" "), value.strip()
+
+
+# ---------------------------------------------------------------- DVC's files
+
+
+def _dvc_file_faults(tree: Sequence[Entry]) -> Iterator[str]:
+    """Yield what is wrong with files that ``dvc add`` writes: where they restore to, and whence."""
+    links = _links(tree)
+    for entry, text in _named(tree, ending=".dvc"):
+        content = _yaml(text)
+        if content is None:
+            yield f"{entry.name} cannot be read as YAML"
+            continue
+        folder = posixpath.join(posixpath.dirname(entry.name), str(content.get("wdir") or "."))
+        for out in _mappings(content, "outs"):
+            yield from _out_faults(entry.name, str(out.get("path")), folder, links)
+            yield from _digest_faults(entry.name, out)
+        for dep in _mappings(content, "deps"):
+            path = str(dep.get("path"))
+            remote = path.startswith(FETCHED)
+            if {"repo", "db"} & dep.keys() or not (remote or _is_plain(path, folder)):
+                yield f"{entry.name} imports {path!r} from elsewhere: use dvc add"
+
+
+def _lock_faults(tree: Sequence[Entry]) -> Iterator[str]:
+    for entry, text in _named(tree, "dvc.lock"):
+        content = _yaml(text)
+        stages = None if content is None else content.get("stages", {})
+        if not isinstance(stages, Mapping):
+            yield f"{entry.name} is no file of DVC"
+            continue
+        for name, stage in stages.items():
+            recipe = str(name).rpartition("@")[2]
+            if not RECIPE.fullmatch(recipe):
+                yield f"{entry.name} has a stage called {str(name)!r}"
+            if any({"path", "md5"} - out.keys() for out in _mappings(stage, "outs")):
+                yield f"{entry.name}, {name}: an out has no path or no digest"
+            for out in [*_mappings(stage, "outs"), *_mappings(stage, "deps")]:
+                yield from _digest_faults(f"{entry.name}, {name}", out)
+
+
+def _digest_faults(where: str, out: Mapping[str, Any]) -> Iterator[str]:
+    """Yield digests that are none, and the paths in a list of files that lead out of the folder."""
+    md5 = out.get("md5")
+    if md5 is not None and not DIGEST.fullmatch(str(md5)):
+        yield f"{where}: {out.get('path')} has {str(md5)!r} for its digest"
+    for file in _mappings(out, "files"):
+        path = str(file.get("relpath"))
+        if not _is_plain(path) or ".." in path.split("/"):
+            yield f"{where}: {out.get('path')} has a file {path!r}"
+        yield from _digest_faults(where, {**file, "path": path, "files": []})
+
+
+def _pipeline_faults(commit: str, tree: Sequence[Entry]) -> list[str]:
+    """Return what is wrong with the paths of the stages in each dvc.yaml, with variables filled in.
+
+    DVC reads the commit without a worktree. The folders are looked at that its cache has. Raises
+    ValueError for what DVC cannot read.
+    """
+    faults: list[str] = []
+    links = _links(tree)
+    files = [each.name for each in tree if posixpath.basename(each.name) == "dvc.yaml"]
+    with open_repository() as repository:
+        for digest in sorted(_folders_of(tree)):
+            faults += _folder_faults(digest, Path(repository.cache.local.oid_to_path(digest)))
+        with repository.switch(commit):
+            for name in files:
+                for stage, content in _resolved(repository, name).items():
+                    where, folder = f"{name}, {stage}", posixpath.dirname(name)
+                    faults += _stage_faults(where, content, folder, links)
+    return faults
+
+
+def _resolved(repository: Any, name: str) -> Mapping[str, Any]:
+    from dvc.dvcfile import load_file
+
+    pipeline: Any = load_file(repository, f"/{name}")
+    return pipeline.resolver.resolve()["stages"] or {}
+
+
+def _folders_of(tree: Sequence[Entry]) -> set[str]:
+    """Return the digests of folders in the files of DVC; the other checks have read these files."""
+    texts = [text for _, text in _named(tree, "dvc.lock", ending=".dvc")]
+    return {found for text in texts for found in re.findall(r"\b[0-9a-f]{32}\.dir\b", text)}
+
+
+def _folder_faults(digest: str, file: Path) -> Iterator[str]:
+    """Yield the files of a folder in DVC's cache that lead out of it."""
+    try:
+        entries = json.loads(file.read_bytes())
+    except (OSError, ValueError):  # not in this cache, or damaged: DVC says so
+        return
+    for entry in entries if isinstance(entries, list) else ():
+        if not (isinstance(entry, dict) and is_folder_entry(entry)):
+            yield f"the folder {digest} has a file that leads out of it: {str(entry)[:LONGEST]}"
+
+
+def _stage_faults(
+    where: str, content: Mapping[str, Any], folder: str, links: set[str]
+) -> Iterator[str]:
+    folder = posixpath.join(folder, str(content.get("wdir") or "."))
+    for kind in ("outs", "metrics", "plots"):
+        for path in _paths(content.get(kind)):
+            yield from _out_faults(where, path, folder, links)
+    for path in [*_paths(content.get("deps")), *_files_of(content.get("params"))]:
+        if not _is_plain(path, folder):
+            yield f"{where}: reads {path!r}, which is in no commit"
+
+
+def _out_faults(where: str, path: str, folder: str, links: set[str]) -> Iterator[str]:
+    """Yield why ``path`` in ``folder`` cannot be an out."""
+    whole = posixpath.normpath(posixpath.join(folder, path))
+    first = whole.casefold().partition("/")[0]
+    if not _is_plain(path, folder) or whole == ".":
+        yield f"{where}: the out {path!r} in the folder {folder!r} is not below the worktree"
+    elif first in (*OURS, "git~1") or _is_special(whole):
+        yield f"{where}: the out {whole} is where git, DVC or this program write"
+    elif above := next((link for link in links if _contains(link, whole.casefold())), None):
+        yield f"{where}: the out {whole} is written through the link {above}"
+
+
+def _is_plain(path: str, folder: str = "") -> bool:
+    """Return whether a path is relative, printable, of no other file system, and stays inside."""
+    return "://" not in path and path.isprintable() and is_inside(path, folder)
+
+
+def _links(tree: Iterable[Entry]) -> set[str]:
+    return {entry.name.casefold() for entry in tree if entry.mode == LINK}
+
+
+def _yaml(text: str) -> Mapping[str, Any] | None:
+    try:
+        content = yaml.load(text, Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return {} if content is None else content if isinstance(content, Mapping) else None
+
+
+def _mappings(content: Any, key: str) -> list[Mapping[str, Any]]:
+    listed = content.get(key) if isinstance(content, Mapping) else None
+    return [each for each in listed if isinstance(each, Mapping)] if listed else []
+
+
+def _paths(listed: Any) -> list[str]:
+    """Return the paths of a list of outs, each of which may have settings."""
+    entries = listed or []
+    return [str(path) for e in entries for path in (e if isinstance(e, Mapping) else [e])]
+
+
+def _files_of(params: Any) -> list[str]:
+    """Return the files of a stage's parameters; names alone are those of params.yaml."""
+    entries = [each for each in params or [] if isinstance(each, Mapping)]
+    return [str(file) for each in entries for file in each]
