@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import urljoin
 
 import anyio
 import httpx2
 import openai
-from openai.types.chat import ChatCompletion
 
-from params.schema.addresses import LOOPBACK, read_key
+from params.schema.addresses import is_loopback, read_key
 from params.schema.chat import ChatEndpoint, ChatLimits
+from tasks.chat.bounded_answers import UNPACKED, TooLongError, bound
 from tasks.chat.cached import Answer
 from tasks.chat.call_budget import CallBudget, Spent
 from tasks.chat.contract import ChatReply, ChatRequest
@@ -28,6 +29,8 @@ LONGEST_WAIT = 120.0  # seconds; a server that asks for more is not asked again
 TEMPORARY = (408, 409, 429)  # statuses after which a retry may succeed, beside those from 500 on
 MESSAGE_TOKENS = 16  # more than a chat template adds to a message
 SHOWN = 200  # characters of a server's message
+ANSWER_BYTES = 16 * 2**20  # of an answer, at most: a hundred times the longest texts of models
+MOST_TOKENS = 10_000_000  # that one call can have cost; more is no count
 FREE = Spent(0, 0)  # what an attempt costs that the server refused
 
 
@@ -72,13 +75,18 @@ async def open_endpoint(
     ValueError where the key is not set.
     """
     key = read_key(section, endpoint.key_variable)
-    local = urlsplit(endpoint.url).hostname in LOOPBACK  # is not asked for through a proxy
     client = openai.AsyncOpenAI(
         api_key=key or "none",  # the library would look for OPENAI_API_KEY without one
         base_url=endpoint.url,
         timeout=limits.timeout_seconds,
         max_retries=0,
-        http_client=openai.DefaultAsyncHttpxClient(trust_env=not local),
+        default_headers=UNPACKED,
+        http_client=bound(
+            openai.DefaultAsyncHttpxClient(
+                trust_env=not is_loopback(endpoint.url), follow_redirects=False
+            ),
+            ANSWER_BYTES,
+        ),
     )
     async with client:
         yield partial(answer, ChatConnection(client, endpoint, limits, section), budget)
@@ -137,7 +145,7 @@ async def _attempt(server: ChatConnection, request: ChatRequest) -> tuple[ChatRe
     """Send a request once. Return the reply, and its cost where the server tells it."""
     try:
         with anyio.fail_after(server.limits.timeout_seconds):
-            response = await server.client.chat.completions.create(
+            response = await server.client.chat.completions.with_raw_response.create(
                 model=server.endpoint.name,
                 messages=[{"role": m.role, "content": m.content} for m in request.messages],  # type: ignore[misc]
                 max_tokens=request.max_tokens,
@@ -146,23 +154,33 @@ async def _attempt(server: ChatConnection, request: ChatRequest) -> tuple[ChatRe
                 seed=request.seed,
                 stop=list(request.stop) or openai.omit,
             )
+            body = response.http_response.json()
     except (TimeoutError, openai.APITimeoutError):
         raise AttemptError("timeout") from None
     except openai.APIConnectionError as error:
+        if isinstance(error.__cause__, TooLongError):
+            raise AttemptError(str(error.__cause__)) from None
         if isinstance(error.__cause__, httpx2.ConnectError):
             raise AttemptError("no connection", FREE) from None
         raise AttemptError("connection lost") from None
     except openai.APIStatusError as error:
         raise _refused(server, error) from None
-    except (openai.APIError, ValueError):
+    except (openai.APIError, ValueError, RecursionError):
         raise AttemptError("malformed") from None
-    return _read(response)
+    return _read(body)
 
 
 def _refused(server: ChatConnection, error: openai.APIStatusError) -> Exception:
     """Return what a status other than 200 means."""
     endpoint, status = server.endpoint, error.status_code
     refusal = f"{server.place}: {endpoint.url} answered with the status {status}"
+    if 300 <= status < 400:
+        location = error.response.headers.get("location")
+        target = ascii(urljoin(endpoint.url, location)[:SHOWN]) if location else "no address"
+        return RuntimeError(
+            f"{refusal}: it redirects to {target}, where nothing was sent: set the "
+            f"url of {endpoint.name} to the address that answers"
+        )
     if status in (401, 403):
         remedy = (
             f"put a valid key into the environment variable {endpoint.key_variable}"
@@ -198,19 +216,29 @@ def _retry_after(headers: httpx2.Headers) -> float | None:
     return max(0.0, wait) if wait == wait else None
 
 
-def _read(response: object) -> tuple[ChatReply, Spent | None]:
-    """Return a server's answer and its cost. Raises AttemptError where it has no text."""
-    usage = response.usage if isinstance(response, ChatCompletion) else None
-    try:
-        prompt, completion = int(usage.prompt_tokens), int(usage.completion_tokens)  # type: ignore[union-attr]
-        spent = Spent(1, prompt + completion)
-    except (AttributeError, TypeError, ValueError):
-        prompt, completion, spent = 0, 0, None
-    try:
-        choice = response.choices[0]  # type: ignore[attr-defined]
-        text, finish = choice.message.content, choice.finish_reason
-    except (AttributeError, TypeError, IndexError):
-        raise AttemptError("malformed", spent) from None
+def _read(body: object) -> tuple[ChatReply, Spent | None]:
+    """Return a server's answer and its cost. Raises AttemptError where it has no text.
+
+    A cost that cannot be is unknown, so that no server changes the account of the budget by it.
+    """
+    usage = _entry(body, "usage")
+    prompt, completion = (_count(_entry(usage, f"{of}_tokens")) for of in ("prompt", "completion"))
+    spent = None if prompt is None or completion is None else Spent(1, prompt + completion)
+    choices = _entry(body, "choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    text, finish = _entry(_entry(choice, "message"), "content"), _entry(choice, "finish_reason")
     if not isinstance(text, str) or not text:
         raise AttemptError("malformed", spent)
-    return ChatReply(text, prompt, completion, str(finish or "")), spent
+    counts = (prompt, completion) if spent else (0, 0)
+    return ChatReply(text, counts[0] or 0, counts[1] or 0, str(finish or "")[:SHOWN]), spent
+
+
+def _entry(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _count(tokens: object) -> int | None:
+    """Return a count of tokens as a server tells it; None where it is no such number."""
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        return None
+    return tokens if 0 <= tokens <= MOST_TOKENS else None

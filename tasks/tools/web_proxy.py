@@ -37,7 +37,8 @@ def proxies_of_environment() -> dict[str, str]:
 def goes_through(url: httpx.URL, proxies: Mapping[str, object]) -> bool:
     """Return whether a request uses a proxy: one is named, and NO_PROXY does not name the host."""
     host = url.raw_host.decode()
-    bypassed = urllib.request.proxy_bypass_environment(f"{host}:{url.port}" if url.port else host)
+    name = f"{host}:{url.port}" if url.port else host
+    bypassed = urllib.request.proxy_bypass_environment(name)  # type: ignore[attr-defined]
     return url.scheme in proxies and not bypassed
 
 

@@ -82,22 +82,51 @@ FAULTS = {
     "no choices": Response(body='{"id": "1"}'),
     "no text": said(None),
     "empty": said(""),
+    "deep": Response(body="[" * 1990),
+    "deep within": Response(body='{"choices": ' + "[" * 1980),
+    "an answer of more than 2000 bytes": said("x" * 2000),
+    "a packed answer": said("small", headers={"Content-Encoding": "gzip"}),
 }
+MALFORMED = ("a page", "no choices", "no text", "empty", "deep", "deep within")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_is_retried_as_often_as_set(fault):
+def test_fault_is_retried_as_often_as_set(fault, monkeypatch):
+    monkeypatch.setattr(endpoint, "ANSWER_BYTES", 2000)
+
     def script(asked, number):
         return FAULTS[fault] if number < 2 else echo(asked, number)
 
-    named = "malformed" if fault in ("a page", "no choices", "no text", "empty") else fault
+    named = "malformed" if fault in MALFORMED else fault
     seconds = 2.0 if fault == "timeout" else 30.0  # a good answer comes in time on a busy machine
     with open_chat_server(script) as server:
         (reply,) = ask(server, ["a"], retries=2, seconds=seconds)
         assert (reply.text, len(server.requests)) == ("re: a", 3)
     with open_chat_server(script) as server:
         (reply,) = ask(server, ["b"], retries=1, seconds=seconds)
-        assert (reply.fault, reply.text, len(server.requests)) == (named, "", 2)
+        assert reply.fault.startswith(named)
+        assert (reply.text, len(server.requests)) == ("", 2)
+
+
+@pytest.mark.parametrize("usage", [-1, 10**18, True, "12", float("nan"), 1.5, None, [1]])
+def test_cost_that_cannot_be_counts_as_reserved(folder, usage):
+    body = said("fine").body.replace('s": 10', f's": {json.dumps(usage)}')
+    with open_chat_server(lambda asked, n: Response(body=body)) as server:
+        (reply,) = ask(server, ["a"])
+    assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("fine", 0, 0)
+    (account,) = (folder / "spent").iterdir()
+    counts = {json.loads(line)["tokens"] for line in account.read_text().splitlines()}
+    assert counts == {endpoint.most_tokens(request("a"))}
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_redirect_is_named_and_not_followed(status):
+    with open_chat_server(echo) as other, open_chat_server(echo) as server:
+        server.script = lambda asked, n: Response(status, headers={"Location": f"{other.url}/x"})
+        with pytest.raises(RuntimeError) as raised:
+            ask(server, ["a"])
+        assert server.url in str(raised.value) and f"{other.url}/x" in str(raised.value)
+        assert (len(server.requests), len(other.requests)) == (1, 0)
 
 
 def test_trickling_answer_is_a_timeout():
