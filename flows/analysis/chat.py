@@ -162,7 +162,7 @@ def _arguments(call: Call, specs: Sequence[ToolSpec]) -> Message:
     parameter = next((spec.text_parameter for spec in specs if spec.name == call.tool), None)
     if parameter:
         return {parameter: call.argument}
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if isinstance(values := json.loads(call.argument or "{}"), dict):
             return values
     return {"argument": call.argument}

@@ -62,5 +62,5 @@ def _question_of(call: Call, task: Task) -> str:
     """Return what a page was opened for: the call's question, else the task's."""
     try:
         return str(json.loads(call.argument)["question"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, RecursionError, LookupError, TypeError):
         return task.question.text

@@ -270,7 +270,10 @@ class OpenEnvWorld:
             text = self._connection.recv(timeout=self._left())
         except TimeoutError as error:
             raise _SlowError(f"the server did not answer a {message['type']} in time") from error
-        answer = json.loads(self._without_secrets(text))
+        try:
+            answer = json.loads(self._without_secrets(text))
+        except RecursionError:
+            raise ValueError("the server's answer is nested too deeply") from None
         known = isinstance(answer, dict) and answer.get("type") in ("observation", "error")
         if not known or not isinstance(answer.get("data"), dict):
             raise ValueError(f"the server's answer has another form: {_short(answer)}")

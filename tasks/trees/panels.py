@@ -120,7 +120,7 @@ def load(file: Path) -> Panel:
     """Read a panel. Raises ValueError with all faults of the file, one line each."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{file} is no panel: {error}: take the file data/<recipe>/panels/test.json of a run"
         ) from None

@@ -121,7 +121,7 @@ def _loaded(scope: Any, body: bytes, version: str) -> str:
     try:
         call = json.loads(body)
         method, arguments = call["method"], call.get("args") or []
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return ""
     if method in HARMLESS_METHODS:
         return version
