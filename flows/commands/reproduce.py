@@ -73,7 +73,7 @@ def verify(commit: str, recipe: str, replay: bool = False) -> StageDifference | 
     purpose = {"verify": commit, "recipe": recipe, "replay": replay}
     with worktree.held(f"verify-{recipe}", purpose) as folder:
         if not worktree.is_ready(folder):
-            set_up(folder, commit)
+            set_up(folder, commit, recipe, before)
         trees = stored_trees(before, recipe) if replay else {}
         run_again(folder, recipe, trees | recorded(before, recipe))
         difference = first_difference.first_difference(stages, before, folder, commit)
@@ -102,12 +102,11 @@ def recorded(before: Path, recipe: str) -> dict[str, str]:
     return {REPLAYED: str(data)} if any(data.rglob(CALLS)) else {}
 
 
-def set_up(folder: Path, commit: str) -> None:
-    """Make a worktree of the commit without the outs of its run."""
+def set_up(folder: Path, commit: str, recipe: str, before: Path) -> None:
+    """Make a worktree of the commit without the outs of its run, which ``before`` has."""
     git.add_worktree(folder, commit)
-    (folder / "dvc.lock").unlink()
     transfer.share(folder)
-    transfer.provide_sources(folder)
+    transfer.provide_inputs(recipe, folder, before)
     transfer.forget_runs(folder)
     worktree.set_ready(folder)
 

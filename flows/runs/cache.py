@@ -6,11 +6,12 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flows.host.addresses import without_password
+from flows.host.addresses import address_without_password, without_password
 from flows.runs import git
 from flows.runs.dvc_command import DIGEST, open_repository
 
@@ -63,6 +64,15 @@ def _config() -> Any:
 
 
 # ---------------------------------------------------------------- files by digest
+
+
+def fetch(digest: str) -> None:
+    """Bring a file or folder into DVC's cache by its digest. Raises ValueError as ``restore``."""
+    with open_repository() as repository:
+        infos = [_hash_info(digest)]
+        if digest.endswith(".dir"):
+            infos += [info for _, info in _listed(repository, digest)]
+        _need(repository, infos)
 
 
 def restore(digest: str, target: Path) -> None:
@@ -145,17 +155,24 @@ def _need(repository: Any, infos: list[Any]) -> None:
         return [info for info in infos if not repository.cache.local.exists(info.value)]
 
     logging.getLogger("dvc.data_cloud").setLevel(logging.ERROR)  # the error below is enough
-    remote = "so does its remote"
     if lacking := missing():
-        try:
+        with suppress(NoRemoteError):
             repository.cloud.pull(lacking)
-        except NoRemoteError:
-            remote = "no remote is set"
     if lacking := missing():
+        more = f" and {len(lacking) - 1} more of its {len(infos)} files" if lacking[1:] else ""
         raise ValueError(
-            f"DVC's cache lacks {lacking[0].value}, and {remote}: bring the cache of the machine "
-            "that made it, or `dvc push` there to a shared remote"
+            f"DVC's cache lacks {lacking[0].value}{more}, and {_remote(repository.config)}: bring "
+            "the cache of the machine that made it, or `dvc push` there to a shared remote"
         )
+
+
+def _remote(config: Mapping[str, Any]) -> str:
+    """Say which remote could not help."""
+    name = config["core"].get("remote")
+    if name:
+        url = address_without_password(str(config["remote"].get(name, {}).get("url")))
+        return f"so does its remote {name} ({url})"
+    return "no remote is set" if name is None else "its remote is switched off in this worktree"
 
 
 def _copy(source: Path, target: Path, digest: str) -> None:

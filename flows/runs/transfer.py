@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import posixpath
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flows.host import files
-from flows.runs import git
+from flows.runs import cache, git
 from flows.runs.dvc_command import HERE, dvc_quietly, modified, open_repository, supervise
-from flows.runs.pipeline import belongings, is_done, stages
+from flows.runs.pipeline import belongings, is_done, locked, stages
 
 # ---------------------------------------------------------------- other checkouts
 
@@ -72,18 +75,87 @@ def default_remote(root: Path = HERE) -> str | None:
         return repository.config["core"].get("remote") or None
 
 
-def provide_sources(worktree: Path) -> None:
+def provide_sources(worktree: Path, *named: str) -> None:
     """Check out what .dvc files track, and the outs that the cache has, in a worktree.
 
-    Raises RuntimeError where a tracked file is in neither cache nor remote.
+    ``named``: stages whose outs are needed, too. Raises RuntimeError where a tracked file is in
+    neither cache nor remote.
     """
     dvc_quietly(worktree, "checkout", "--force", "--allow-missing")
     with open_repository(worktree) as repository:
-        sources = [stage for stage in repository.index.stages if stage.is_data_source]
-        lacking = [each for each in sources if not all(Path(o.fs_path).exists() for o in each.outs)]
-        files = [str(Path(each.path).relative_to(worktree.absolute())) for each in lacking]
-    if files:
-        _pull_run(worktree, *files)
+        needed = [
+            stage
+            for stage in repository.index.stages
+            if stage.is_data_source or stage.addressing in named
+        ]
+        lacking = [each for each in needed if not all(Path(o.fs_path).exists() for o in each.outs)]
+        targets = [
+            str(Path(each.path).relative_to(worktree.absolute()))
+            if each.is_data_source
+            else each.addressing
+            for each in lacking
+        ]
+    if targets:
+        _pull_run(worktree, *targets)
+
+
+def provide_inputs(recipe: str, worktree: Path, restored: Path) -> None:
+    """Have all that a run reads, and has not made, where a worktree finds it without a remote.
+
+    These are the files that .dvc files track, outs of other recipes that the recipe names, and the
+    champion that it was compared with; the worktree's dvc.lock is left with those outs alone.
+    ``restored`` has the outs of the run. Raises RuntimeError with what is in neither cache nor
+    remote.
+    """
+    settings = yaml.safe_load((worktree / f"params/{recipe}.yaml").read_text())
+    texts = {posixpath.normpath(text) for text in _texts(settings) if "/" in text}
+    stages = {
+        name: entry
+        for name, entry in locked(worktree).items()
+        if not name.endswith(f"@{recipe}") and _makes_one_of(entry, texts)
+    }
+    (worktree / "dvc.lock").unlink()
+    if stages:
+        with modified(worktree / "dvc.lock") as lock:
+            lock.update({"schema": "2.0", "stages": stages})
+    provide_sources(worktree, *stages)
+    if champion := settings.get("champion"):
+        _provide_champion(champion, restored / f"models/{recipe}/champion/policy")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield each text in the values of a recipe."""
+    parts = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, str):
+        yield value
+    elif isinstance(parts, Iterable):
+        for part in parts:
+            yield from _texts(part)
+
+
+def _makes_one_of(entry: Mapping[str, Any], texts: Collection[str]) -> bool:
+    """Return whether a stage of dvc.lock has an out at, above or below one of these paths."""
+    outs = [Path(out["path"]) for out in entry.get("outs", [])]
+    return any(
+        out.is_relative_to(text) or Path(text).is_relative_to(out) for out in outs for text in texts
+    )
+
+
+def _provide_champion(champion: Mapping[str, Any], restored: Path) -> None:
+    """Bring a champion's folder into DVC's cache, by its digest.
+
+    A champion that was registered by hand is in no remote as a folder, but the run has a copy of
+    its files.
+    """
+    try:
+        cache.fetch(champion["digest"])
+    except ValueError as error:
+        if restored.is_dir() and cache.keep(restored) == champion["digest"]:
+            return
+        raise RuntimeError(
+            f"the champion that the run was compared with, version {champion['version']} of commit "
+            f"{champion['commit']}: {error}"
+        ) from None
 
 
 def restore_run(recipe: str, worktree: Path) -> None:

@@ -42,7 +42,7 @@ def author(places, monkeypatch):
 
 def fetched(project, author, message=MESSAGE):
     """Commit what the author has made; the commit, which the project has fetched."""
-    toy.run(author, "git", "add", "--all", "--force")
+    assert toy.run(author, "git", "add", "--all", "--force").returncode == 0
     done = toy.run(author, "git", *WHO, "commit", "--quiet", "--allow-empty", "--message", message)
     assert done.returncode == 0, done.stdout
     toy.git(project, "fetch", "--quiet", str(author), "+theirs:theirs")
@@ -229,7 +229,7 @@ HOSTILE = {
     ),
     "DVC's cache": ("sets dir", file(".dvc/config", "[cache]\n    dir = OUTSIDE/x\n")),
     "submodule": ("docs/sub is a submodule", submodule),
-    "other bytes": ("UTF-16", file(".gitattributes", "dvc.yaml working-tree-encoding=UTF-16\n")),
+    "other bytes": ("UTF-16", file(".gitattributes", "none.yaml working-tree-encoding=UTF-16\n")),
     "program of git": ("the filter ours", file(".gitattributes", "*.py filter=ours\n")),
     "name with a colour": (r"'docs/a\\x1b[31m'", file("docs/a\x1b[31m", "x")),
 }
