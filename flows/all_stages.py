@@ -38,8 +38,8 @@ def run_here(recipe: str) -> int:
     What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
     """
     try:
-        with prefect_server(meanwhile=open_store):
-            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe)
+        with prefect_server(meanwhile=open_store) as server:
+            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe, server)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)
         return dvc_command.KILLED

@@ -21,7 +21,7 @@ from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.addresses import without_password
 from flows.host.leftovers import Finding
-from flows.runs import cache, dvc_command, earlier_outs, git
+from flows.runs import cache, dvc_command, earlier_outs, git, ledger_mirror, remote_copies
 from flows.tracking import outbox, store
 from flows.tracking.run import send_unsent
 from flows.workers import connection
@@ -60,6 +60,30 @@ def earlier(root: Path) -> Iterator[Finding]:
             f"moved aside: {_few(outs)}, of an earlier run, by a stage that was killed",
             "puts them back",
             partial(earlier_outs.put_back, root),
+        )
+
+
+def unpushed(root: Path) -> Iterator[Finding]:
+    """Find files of runs that DVC's remote lacks, and sub-steps that the ledger's mirror lacks."""
+    try:
+        lacking = remote_copies.missing()
+        mirror = ledger_mirror.of_checkout()
+        if mirror:
+            ledger_mirror.forget_lost("*", mirror)
+    except (RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return
+    if lacking:
+        yield Finding(
+            f"not pushed: {lacking}",
+            "pushes them; so do beamline retrain and make run of that recipe",
+            partial(remote_copies.push_missing, ask=True),
+        )
+    if mirror and (folders := ledger_mirror.undelivered("*", mirror)):
+        yield Finding(
+            f"not sent: {len(folders)} sub-steps of the ledger, to the mirror {mirror.address}",
+            "sends them",
+            partial(ledger_mirror.send_missing, "*"),
         )
 
 
@@ -195,8 +219,8 @@ def _crash(runs: list[UUID], address: str) -> None:
 
 
 def _with_prefect(work: Callable[[str], object]) -> None:
-    with connection.prefect_server() as address:
-        work(address)
+    with connection.prefect_server() as server:
+        work(server.address)
 
 
 def _few(names: list[str]) -> str:
@@ -211,6 +235,7 @@ CHECKS: tuple[Check, ...] = (
     dvc_locks,
     leftovers.git_locks,
     earlier,
+    unpushed,
     unsent,
     tracked_runs,
     flow_runs,

@@ -103,7 +103,8 @@ def show_in_prefect(recipe: str, page: str | None) -> None:
         if page:
             create_link_artifact(page, link_text="the run in MLflow", key=f"mlflow-{key}")
     except Exception as error:  # whatever it is, the run has its results
-        log.warning("Prefect's server did not take the artifacts of the run: %s", error)
+        if not getattr(error, "is_said", False):  # flows/workers/outages.py
+            log.warning("Prefect's server did not take the artifacts of the run: %s", error)
 
 
 def _table(recipe: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -15,61 +14,74 @@ from flows.host import files, processes
 from flows.host.addresses import address_without_password, without_password
 from flows.tracking import outbox
 from flows.tracking.outbox import OutboxMessage
+from flows.workers.outages import AwayError, PrefectServer, bounded, noted
 from flows.workers.prefect_patches import queue_events, survive_outages
 from flows.workers.server import HOME, STOP_TIMEOUT, own_server
 
 if TYPE_CHECKING:
     from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import State
 
 UI_ADDRESS = HOME / "ui.address"  # locked by the `make ui` that wrote it, for as long as it runs
-PATIENCE = 30.0  # seconds that a stage waits for the server of the run that it belongs to
-RETRIES = 4  # of a call to a server that has answered before, after 2 s, 4 s, 8 s, 16 s
+ANSWER = 10.0  # seconds for one answer of a server that a run begins with; it may be loaded
+AWAY_TIMEOUT = 0.5  # seconds for what is still queued for a server that is away
 PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
 
 
 @contextmanager
-def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
-    """Have this process and its children report to a server; yield the address of its API.
+def prefect_server(meanwhile: Callable[[], object] = lambda: None) -> Iterator[PrefectServer]:
+    """Have this process and its children report to a server; yield it.
 
-    ``meanwhile`` is called while a server of one's own starts, which takes 3 s. Raises RuntimeError
-    for a server that does not answer.
+    It may be away, now or later (flows/workers/outages.py): what needs it then fails at once with
+    AwayError. ``meanwhile`` is called while a server of one's own starts, which takes 3 s. Raises
+    RuntimeError for a server that does not answer a run that begins.
     """
-    known_address = _configured() or ui_server()
-    with nullcontext(known_address) if known_address else own_server(meanwhile) as address:
-        send_unsent_ends(address)
-        with _reporting_to(address):
-            yield address
+    with noted(HOME) as note:
+        of_run = _server_of_run()
+        known_address = of_run or _configured() or _ui_server_that_answers()
+        with nullcontext(known_address) if known_address else own_server(meanwhile) as address:
+            server = PrefectServer(address, note)
+            if not of_run:
+                send_unsent_ends(address)
+            with _reporting_to(server):
+                if of_run:
+                    _ask(server)
+                yield server
+
+
+def _server_of_run() -> str | None:
+    """Return the address of the server of the run that this stage belongs to; None without one."""
+    from prefect.settings import PREFECT_API_URL
+
+    return PREFECT_API_URL.value() if PARENT_TASK_RUN in os.environ else None
+
+
+def _ask(server: PrefectServer) -> None:
+    """Wait for the server of a run, which may be restarted just now, or give it up."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.api_healthcheck()  # returns what went wrong, which the server has noted
+    if not server.is_away:
+        send_unsent_ends(server.address)
 
 
 def _configured() -> str | None:
     """Return PREFECT_API_URL of the environment or of the active profile; None where it is unset.
 
-    None also where it is the server of the run that this stage belongs to, and that server has
-    become unreachable: the stage then has a server, and a flow run, of its own.
+    Raises RuntimeError where it does not answer.
     """
     from prefect.settings import PREFECT_API_URL
 
     address = PREFECT_API_URL.value()
-    if address is None:
-        return None
-    belongs_to_run = PARENT_TASK_RUN in os.environ
-    error = _health_error(PATIENCE if belongs_to_run else 0.0)
-    if error and not belongs_to_run:
+    if address and (error := _health_error(address)):
         failed = without_password(f"{address}, which does not answer ({error})")
         raise RuntimeError(
             f"PREFECT_API_URL is {failed}: start that server, or unset PREFECT_API_URL, and the "
             "run starts a server of its own"
         )
-    if error:
-        del os.environ[PARENT_TASK_RUN]
-        print(
-            f"Prefect's server {address_without_password(address)} is unreachable: this stage "
-            "starts one of its own",
-            flush=True,
-        )
-        return None
     return address
 
 
@@ -78,18 +90,32 @@ def current_server() -> str | None:
     from prefect.settings import PREFECT_API_URL
 
     configured = PREFECT_API_URL.value()
-    return ui_server() if configured is None or _health_error(0.0) else configured
+    return ui_server() if configured is None or _health_error(configured) else configured
 
 
-def _health_error(patience: float) -> Exception | None:
-    """Check the configured server for ``patience`` seconds; return the error, or None."""
-    from prefect.client.orchestration import get_client
-
-    deadline = time.monotonic() + patience
-    with get_client(sync_client=True) as client:
-        while (error := client.api_healthcheck()) and time.monotonic() < deadline:
-            time.sleep(0.5)
+def _health_error(address: str) -> Exception | None:
+    """Return why a server does not answer, or None."""
+    with _asking_once(address) as client:
+        error: Exception | None = client.api_healthcheck()
     return error
+
+
+@contextmanager
+def _asking_once(address: str) -> Iterator[SyncPrefectClient]:
+    """Yield a client that does not repeat what fails, with ANSWER seconds for each answer."""
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_API_KEY, get_current_settings, temporary_settings
+
+    secret = get_current_settings().api.auth_string
+    auth = secret.get_secret_value() if secret else None
+    settings = {"timeout": ANSWER}
+    with (
+        temporary_settings({"client.max_retries": 0}),
+        SyncPrefectClient(
+            address, auth_string=auth, api_key=PREFECT_API_KEY.value(), httpx_settings=settings
+        ) as client,
+    ):
+        yield client
 
 
 def ui_server() -> str | None:
@@ -100,14 +126,26 @@ def ui_server() -> str | None:
         return (file.read() or None) if files.is_locked(file) else None  # empty while it starts
 
 
+def _ui_server_that_answers() -> str | None:
+    """Return the address of the server of a `make ui` here; None where it hangs, too."""
+    address = ui_server()
+    if address and (error := _health_error(address)):
+        print(
+            f"the server of make ui, {address}, does not answer ({error}): the run starts its own",
+            file=sys.stderr,
+        )
+        return None
+    return address
+
+
 @contextmanager
-def _reporting_to(address: str) -> Iterator[None]:
+def _reporting_to(server: PrefectServer) -> Iterator[None]:
     """Point Prefect, which has read its settings when it was imported, to a server."""
     from prefect.context import refresh_global_settings_context
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import get_current_settings, temporary_settings
 
-    before = os.environ.get("PREFECT_API_URL")
+    address, before = server.address, os.environ.get("PREFECT_API_URL")
     os.environ["PREFECT_API_URL"] = address
     if before != address:  # it takes a fifth of a second
         refresh_global_settings_context()
@@ -115,13 +153,23 @@ def _reporting_to(address: str) -> Iterator[None]:
     flows = get_current_settings().flows
     # the thread that sends heartbeats delays the end of every flow run by a second
     beat = flows.heartbeat_frequency if "heartbeat_frequency" in flows.model_fields_set else None
-    changes = {"flows.heartbeat_frequency": beat, "client.max_retries": RETRIES}
+    # tasks of a run whose server is away have no flow run around them
+    changes = {"flows.heartbeat_frequency": beat, "logging.to_api.when_missing_flow": "ignore"}
     on_error = partial(_queue_end, address)
+
+    def timeout() -> float:
+        return AWAY_TIMEOUT if server.is_away else STOP_TIMEOUT
+
     try:
-        with queue_events(STOP_TIMEOUT), temporary_settings(changes), survive_outages(on_error):
+        with (
+            bounded(server),
+            queue_events(lambda: server.is_away, timeout),
+            temporary_settings(changes),
+            survive_outages(on_error),
+        ):
             yield
     finally:
-        APILogWorker.drain_all(timeout=STOP_TIMEOUT)
+        APILogWorker.drain_all(timeout=timeout())
         if before != address:
             os.environ.pop("PREFECT_API_URL")
             if before is not None:
@@ -150,11 +198,13 @@ def _keep_logs_off_terminal() -> None:
 def _queue_end(address: str, flow_run: str, state: State[Any], error: Exception) -> None:
     """Queue the end of a flow run for a later call to send; other states are not worth it."""
     shown = address_without_password(address)
-    print(
-        f"Prefect's server {shown} did not accept the state {state.name} of a flow run "
-        f"({without_password(str(error))}): the run goes on, and a later call sends how it ended",
-        file=sys.stderr,
-    )
+    if not isinstance(error, AwayError):  # which has been said
+        print(
+            f"Prefect's server {shown} did not accept the state {state.name} of a flow run "
+            f"({without_password(str(error))}): the run goes on, and a later call sends how it "
+            "ended",
+            file=sys.stderr,
+        )
     if state.is_final():
         end = {"flow_run": flow_run, "address": shown}
         end |= {"type": state.type.value, "name": state.name or state.type.value}
@@ -167,12 +217,11 @@ def send_unsent_ends(address: str) -> int:
     unsent = outbox.flow_runs().files()
     if not unsent:
         return 0
-    from prefect.client.orchestration import SyncPrefectClient
     from prefect.exceptions import ObjectNotFound
     from prefect.states import State
 
     sent, shown = 0, address_without_password(address)
-    with SyncPrefectClient(address) as client:
+    with _asking_once(address) as client:
         for file in unsent:
             end = outbox.read(file).fields
             state: State[Any] = State(type=end["type"], name=end["name"])

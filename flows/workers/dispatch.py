@@ -39,12 +39,14 @@ from flows.tracking import store
 from flows.tracking.run import PIPELINE_RUN
 from flows.workers import received
 from flows.workers.connection import current_server
+from flows.workers.outages import AwayError
 
 FLOW = "stage"  # the flow of flows/deploy.py, with a deployment for each pool
 RESULT = "stage"  # the type of the artifact that has a stage's result
 UNFINISHED = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 SENT = ("MLFLOW_TRACKING_URI", PIPELINE_RUN)  # environment variables that a worker may get
 POLL = 1.0  # seconds between two checks of a stage that runs on a worker
+AWAY = "Prefect's server is away"  # a reason to run a stage here
 CRASHES = 2  # after which a stage is sent once more
 
 
@@ -61,7 +63,11 @@ def send(stage: pipeline.Stage) -> bool:
         _print_once(f"stages for the pool '{stage.pool}' run here: {reason}")
         return False
     transfer.push_paths(pipeline.belongings(stage.name).tracked)
-    result = _run_on_worker(stage, _request(stage.name))
+    try:
+        result = _run_on_worker(stage, _request(stage.name))
+    except AwayError:
+        _print_once(f"stages for the pool '{stage.pool}' run here: {AWAY}")
+        return False
     received.check_paths(result["files"], pipeline.belongings(stage.name).small, Path())
     transfer.take_over(stage.name, result["lock"], result["files"])
     return True
@@ -81,6 +87,8 @@ def _obstacle(stage: pipeline.Stage) -> str | None:
             client.read_deployment_by_name(f"{FLOW}/{stage.pool}")
         except ObjectNotFound:
             return f"Prefect has no deployment {FLOW}/{stage.pool} (docs/deployments.md)"
+        except AwayError:
+            return AWAY
     if transfer.default_remote() is None:
         return "DVC has no default remote to carry inputs (dvc remote add --default)"
     recipe = stage.name.split("@")[-1]

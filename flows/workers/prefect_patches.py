@@ -26,12 +26,13 @@ RECONNECTIONS = 20  # attempts, a second apart, that the first event waits for; 
 
 
 @contextmanager
-def queue_events(timeout: float) -> Iterator[None]:
+def queue_events(is_away: Callable[[], bool], timeout: Callable[[], float]) -> Iterator[None]:
     """Queue events while the server is unreachable, with one long wait instead of one each.
 
     The first event that finds no server has RECONNECTIONS attempts, each later one a single attempt
-    until one succeeds. Prefect sends what was not accepted along with the next event that is. At
-    the end of the block, queued events have ``timeout`` seconds.
+    until one succeeds; so has each event for a server that is known to be away. Prefect sends what
+    was not accepted along with the next event that is. At the end of the block, queued events have
+    ``timeout`` seconds.
 
     Reason: each event waits ten seconds for the server, one after the other, which holds up the end
     of a run by minutes, and then it is lost (PrefectHQ/prefect#20423). The class is patched because
@@ -48,6 +49,8 @@ def queue_events(timeout: float) -> Iterator[None]:
                 await attach(self, event)
 
     async def emit_or_queue(self: Any, event: Any) -> None:
+        if is_away():
+            self._reconnection_attempts = 0
         try:
             await emit(self, event)
             self._reconnection_attempts = RECONNECTIONS
@@ -61,7 +64,7 @@ def queue_events(timeout: float) -> Iterator[None]:
         yield
     finally:
         EventsWorker.set_client_override(None)
-        EventsWorker.drain_all(timeout=timeout)
+        EventsWorker.drain_all(timeout=timeout())
         PrefectEventsClient._emit = emit  # type: ignore[method-assign]
         EventsWorker.attach_related_resources_from_context = attach  # type: ignore[method-assign]
 

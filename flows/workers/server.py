@@ -159,6 +159,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGCONT)  # one that is suspended would get no signal
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_TIMEOUT)
 

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
 from prefect.runtime import flow_run
@@ -28,10 +29,12 @@ from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
 from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
+from flows.workers.outages import AwayError, PrefectServer
 from params.schema.recipe import algorithm_of
 from tasks import recipes
 
-RECORD_TIMEOUT = 120.0  # seconds until the server has recorded a task run
+LATE_RECORD_TIMEOUT = 2.0  # seconds, where the server was lost before
+RECORD_TIMEOUT = 30.0  # seconds until the server has recorded a task run; it takes less than one
 
 
 def main(flow: Flow[..., Any]) -> NoReturn:
@@ -70,8 +73,8 @@ def explained(error: Exception) -> str | None:
 def run_tags() -> dict[str, str]:
     """Return tags for an MLflow run: the commit, and the Prefect flow run around it."""
     checkout = git.revision()
-    return {
-        "prefect.flow_run": str(flow_run.id),
+    shown = {"prefect.flow_run": str(flow_run.id)} if flow_run.id else {}
+    return shown | {
         "mlflow.source.git.commit": checkout.commit,
         "mlflow.source.name": f"flows/{Path(sys.argv[0]).name}",
         "mlflow.source.type": "LOCAL",
@@ -90,8 +93,8 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     try:
-        with prefect_server():
-            call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe)
+        with prefect_server() as server:
+            call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe, server)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -103,34 +106,58 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     return 0
 
 
-def call(flow: Flow[..., Any], recipe: str) -> None:
-    """Call the flow; as a child of the task run that started this process, if one did."""
-    task_run = os.environ.get(PARENT_TASK_RUN)
+def call(flow: Flow[..., Any], recipe: str, server: PrefectServer) -> None:
+    """Call the flow; as a child of the task run that started this process, if one did.
+
+    Where the server is away, the function of the flow is called, and no flow run shows it.
+    """
     parameters = {next(iter(inspect.signature(flow.fn).parameters)): recipe}
-    if task_run is None:
-        flow(**parameters)
+    try:
+        task_run = os.environ.get(PARENT_TASK_RUN)
+        child = _made_child(flow, parameters, UUID(task_run), server) if task_run else None
+    except AwayError:
+        flow.fn(**parameters)
         return
+    try:
+        run_flow(flow, flow_run=child, parameters=parameters) if child else flow(**parameters)
+    except AwayError:  # what it has done so far is found
+        flow.fn(**parameters)
+
+
+def _made_child(
+    flow: Flow[..., Any], parameters: dict[str, Any], task_run: UUID, server: PrefectServer
+) -> FlowRun:
+    """Make the flow run of a stage, as a child of its task run."""
     with get_client(sync_client=True) as client:
-        child = client.create_flow_run(
+        return client.create_flow_run(
             flow,
             name=str(flow.flow_run_name),
             parameters=parameters,
-            parent_task_run_id=_await_recorded(client, UUID(task_run)),
+            parent_task_run_id=_await_recorded(client, task_run, server),
             state=Pending(),
         )
-    run_flow(flow, flow_run=child, parameters=parameters)
 
 
-def _await_recorded(client: SyncPrefectClient, task_run: UUID) -> UUID:
-    """Wait until the server has recorded a task run; return its id."""
-    deadline = time.monotonic() + RECORD_TIMEOUT
+def _await_recorded(
+    client: SyncPrefectClient, task_run: UUID, server: PrefectServer
+) -> UUID | None:
+    """Wait until the server has recorded a task run; return its id.
+
+    None where a server that was lost before has not; what it missed comes later. Raises AwayError
+    where another one has not: it has no room for records, or its recorder is switched off.
+    """
+    deadline = time.monotonic() + (LATE_RECORD_TIMEOUT if server.was_lost else RECORD_TIMEOUT)
     while True:
         try:
             return client.read_task_run(task_run).id
         except ObjectNotFound:
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Prefect's server has not recorded the task run {task_run} of this stage "
-                    f"within {RECORD_TIMEOUT:.0f} s: is its task-run recorder switched off?"
-                ) from None
+                if server.was_lost:
+                    return None
+                reason = (
+                    f"it has not recorded the task run {task_run} within {RECORD_TIMEOUT:.0f} s: "
+                    "is its disk full, or its task-run recorder switched off?"
+                )
+                server.lose(reason)
+                raise AwayError(reason) from None
             time.sleep(0.05)

@@ -1,4 +1,3 @@
-import contextlib
 import fcntl
 import os
 import threading
@@ -16,11 +15,11 @@ def test_configured_server_is_used_by_all_threads(project, api, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", api)
     refresh_global_settings_context()
     seen = []
-    with connection.prefect_server() as address:
+    with connection.prefect_server() as configured:
         thread = threading.Thread(target=lambda: seen.append(PREFECT_API_URL.value()))
         thread.start()
         thread.join()
-    assert seen == [address] == [api]
+    assert seen == [configured.address] == [api]
     assert os.environ["PREFECT_API_URL"] == api
     assert not server.HOME.exists()
 
@@ -31,18 +30,6 @@ def test_configured_server_that_does_not_answer(project, monkeypatch):
     remedy = rf"PREFECT_API_URL is {NOBODY}.* unset"
     with pytest.raises(RuntimeError, match=remedy), connection.prefect_server():
         pytest.fail("there is no server")
-
-
-def test_stage_whose_run_lost_its_server_has_its_own(project, api, monkeypatch, capsys):
-    monkeypatch.setattr(connection, "PATIENCE", 0.5)
-    monkeypatch.setattr(connection, "own_server", lambda _: contextlib.nullcontext(api))
-    monkeypatch.setenv("PREFECT_API_URL", NOBODY)
-    monkeypatch.setenv(connection.PARENT_TASK_RUN, "a task run that nobody knows")
-    refresh_global_settings_context()
-    with connection.prefect_server() as address:
-        assert address == api == PREFECT_API_URL.value()
-        assert connection.PARENT_TASK_RUN not in os.environ
-    assert f"{NOBODY} is unreachable" in capsys.readouterr().out
 
 
 def test_address_of_make_ui_counts_while_it_runs(project):

@@ -74,8 +74,8 @@ def test_both_uis_are_shown_and_a_second_call_names_them(shown, place, monkeypat
     monkeypatch.chdir(place)
     with patch.dict(os.environ, toy.environment(), clear=True):
         refresh_global_settings_context()
-        with connection.prefect_server() as address:
-            assert address == f"{prefect}/api"
+        with connection.prefect_server() as server:
+            assert server.address == f"{prefect}/api"
         before = {number: signal.getsignal(number) for number in ui.ENDING}
         assert ui.ui() == 1
         for number, handler in before.items():

@@ -25,8 +25,8 @@ def busy():
             [server] = psutil.Process().children()
             server.kill()
 
-with prefect_server() as address:
-    print(address, os.environ["PREFECT_API_URL"] == address)
+with prefect_server() as server:
+    print(server.address, os.environ["PREFECT_API_URL"] == server.address)
     busy()
 print(os.environ.get("PREFECT_API_URL"))
 """
