@@ -117,6 +117,7 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
     A tiny policy's is in the recipe, a known one's in architectures.yaml, any other one's in its
     folder or in the hub's cache. Raises ValueError where none of these has it.
     """
+    from tasks.policy import gguf_file
     from tasks.policy.lean_transformers import transformers
     from tasks.policy.tiny import tiny_config
 
@@ -126,6 +127,9 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
     known = architectures.load_architectures(folder).get(policy.name)
     if known and policy.revision in (known.revision, None):
         settings = dict(known.config)
+        return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    if policy.gguf:
+        settings = gguf_file.config_of(policy.name, policy.gguf, policy.revision, here=True)
         return transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
         return transformers.AutoConfig.from_pretrained(

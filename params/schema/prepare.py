@@ -36,12 +36,13 @@ class TinyPolicy(Frozen):
 
 
 class PretrainedPolicy(Frozen):
-    """A policy from the Hugging Face hub or from a local folder."""
+    """A policy from the Hugging Face hub, from a local folder, or from a GGUF file."""
 
     kind: Literal["pretrained"]
-    name: str  # name on the hub, or path of a folder
+    name: str  # name on the hub, or path of a folder; with gguf, also an installed Python package
     revision: str | None  # commit on the hub; null: a folder
     context: Positive  # tokens
+    gguf: Annotated[str, Field(pattern=r"^[\w.-]+\.gguf$")] | None = None  # the file in it
 
 
 Policy = Annotated[TinyPolicy | PretrainedPolicy, Field(discriminator="kind")]

@@ -18,7 +18,7 @@ import torch
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy import adapter
+from tasks.policy import adapter, gguf_file
 from tasks.policy.device import check_device
 from tasks.policy.lean_transformers import no_tensor_is_sharded, transformers
 
@@ -41,16 +41,21 @@ def load_tokenizer(folder: str | Path) -> transformers.PreTrainedTokenizerFast:
 
 
 def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
-    """Load model and tokenizer from a hub name at its pinned revision, or from a local folder.
+    """Load model and tokenizer from a hub name at its pinned revision, a folder, or a GGUF file.
 
     Raises as ``load_policy``.
     """
     tokenizer = fetch_tokenizer(settings)
+    if settings.gguf:
+        with LOADING:
+            return gguf_file.load(settings.name, settings.gguf, settings.revision), tokenizer
     return _model(transformers.AutoModelForCausalLM, settings.name, settings.revision), tokenizer
 
 
 def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
     """Return the parsed config.json, from where ``fetch_policy`` loads the weights."""
+    if settings.gguf:
+        return gguf_file.config_of(settings.name, settings.gguf, settings.revision)
     config, _ = transformers.PreTrainedConfig.get_config_dict(
         settings.name, revision=settings.revision
     )
@@ -59,6 +64,8 @@ def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
 
 def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
     """Load the tokenizer alone, from where ``fetch_policy`` loads it."""
+    if settings.gguf:
+        return gguf_file.load_tokenizer(settings.name, settings.gguf, settings.revision)
     _refuse_code(settings.name, settings.revision)
     return transformers.AutoTokenizer.from_pretrained(
         settings.name, revision=settings.revision, trust_remote_code=False

@@ -46,7 +46,8 @@ def written(name, **changes):
 
 SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)
 NONE = written("tiny", prepare__intake=None, reinforce__validation=None)
-WRITTEN = {"sections": SECTIONS, "none": NONE}
+PRETRAINED = written("gsm8k", prepare__policy__gguf=None)
+WRITTEN = {"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED}
 
 
 def place_of(values, key):

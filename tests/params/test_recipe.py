@@ -130,6 +130,8 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         values = edited(FILES[name], {})
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
+        if values["prepare"]["policy"]["kind"] == "pretrained":
+            values["prepare"]["policy"].setdefault("gguf", None)
         for key in ("memory", "servers", "lanes"):  # they decide nothing, and are in no key
             chosen, written = getattr(recipe.engine, key), values["engine"].pop(key)
             assert chosen == (tuple(written) if key == "servers" else written)
