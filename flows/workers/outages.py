@@ -81,8 +81,11 @@ class PrefectServer:
             self._failing_since = None
             if self.is_away:
                 self._away = False
-                with suppress(OSError):
+                try:
                     self._note.replace(self._earlier)
+                except OSError:
+                    if self._earlier.exists():  # another process of the run has said so
+                        return
                 _say(f"Prefect's server {self._shown} answers again")
 
     def failed(self, reason: str, began: float) -> None:
