@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 
 from flows import end_import_phase, exit_fast
 from flows.runs import provenance, provenance_subject
+from tasks.trees.words import printable
 
 
 def main(arguments: list[str]) -> int:
@@ -37,17 +38,17 @@ def main(arguments: list[str]) -> int:
     try:
         subject = provenance_subject.find(args.what, args.at, args.recipe)
         if args.restore:
-            print(provenance_subject.restore(subject))
+            print(printable(str(provenance_subject.restore(subject))))
             return 0
         every = args.all or args.json
         links = provenance.chain(replace(subject, iteration=args.iteration, every=every))
     except (ValueError, ConnectionError) as error:
-        print(f"lineage: {error}", file=sys.stderr)
+        print(f"lineage: {printable(str(error))}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps([asdict(link) for link in links], indent=1))
     else:
-        print("\n".join(str(link) for link in links))
+        print(printable("\n".join(str(link) for link in links)))
     return 0
 
 

@@ -95,7 +95,7 @@ def _entries(commit: str) -> list[Entry]:
     for line in filter(None, listed.stdout.split("\0")):
         about, _, name = line.partition("\t")
         mode, _, digest, size = about.split()
-        entries.append(Entry(mode, digest, 0 if size == "-" else int(size), name))
+        entries.append(Entry(mode, digest, int(size) if size.isdigit() else 0, name))
     return entries
 
 
@@ -138,6 +138,8 @@ def _name_faults(tree: Iterable[Entry]) -> Iterator[str]:
             yield f"{name}: .beamline has what this program keeps of a run, and is in no commit"
         elif parts[0] == ".dvc" and not IN_DVC.fullmatch(name):
             yield f"{name}: in .dvc, only DVC's {CONFIG}, .gitignore and plots are in a commit"
+        elif parts[-1] in SPECIAL and not name.endswith(parts[-1]):
+            yield f"{name}: where case does not count, it is {parts[-1]}, and not looked at as such"
         elif entry.size > LARGEST and _is_special(name):
             yield f"{name} has {entry.size} bytes: at most {LARGEST} are read"
 

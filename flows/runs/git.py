@@ -151,6 +151,11 @@ def tracked(root: Path) -> list[str]:
     return [name for name in _do_git("ls-files", "-z", root=root).split("\0") if name]
 
 
+def files_at(commit: str, folder: str) -> set[str]:
+    """Return the paths of the files that a commit has in a folder and those below it."""
+    return set(_entries("ls-tree", "-r", "--name-only", "-z", commit, "--", folder))
+
+
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
     """Return whether a commit, by default the last one, has this file or a file in this folder."""
     return bool(_git("ls-tree", "-z", "--name-only", at, "--", path, root=root))
@@ -287,6 +292,11 @@ def runs(recipe: str) -> list[str]:
     return [branch for _, branch in reversed(_runs(recipe))]
 
 
+def commits_of_runs(recipe: str) -> dict[str, str]:
+    """Return the commit of each run of a recipe, or of "*", by its branch, the oldest first."""
+    return {branch: commit for commit, branch in _runs(recipe)}
+
+
 def runs_with(digest: str) -> list[str]:
     """List the branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
     known = dict(_runs("*"))
@@ -326,9 +336,16 @@ def equal_run(tree: str, parent: str, recipe: str) -> str | None:
 
 
 def add_worktree(worktree: Path, commit: str) -> None:
-    """Check ``commit`` out at ``worktree``, on no branch; an earlier worktree there is removed."""
+    """Check ``commit`` out at ``worktree``, on no branch; an earlier worktree there is removed.
+
+    Raises RuntimeError for a commit with a link where DVC and this program write in a worktree.
+    """
     remove_worktree(worktree)
     _do_git("worktree", "add", "--force", "--detach", str(worktree), commit, settings=AS_COMMITTED)
+    for name in (".beamline", ".dvc"):
+        if (worktree / name).is_symlink():
+            remove_worktree(worktree)
+            raise RuntimeError(f"commit {commit} has a link at {name}: take it out of the commit")
 
 
 def remove_worktree(worktree: Path) -> None:

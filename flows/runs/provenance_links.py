@@ -35,7 +35,8 @@ class Link:
         lines = ["  ".join(filter(None, [self.where, self.digest])), *self.facts]
         wrapped = [row for line in lines for row in textwrap.wrap(line, WIDTH)]
         wrapped += [f"$ {self.command}"] if self.command else []
-        title = f"{self.what}: {self.name}" if self.name else self.what
+        name = " ".join(self.name.split())  # a metric may be a text of several lines
+        title = f"{self.what}: {name}" if name else self.what
         return "\n".join([title, *(f"    {line}" for line in wrapped)])
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from flows.host import files
 from flows.host.addresses import address_without_password
 from flows.runs import cache, git, pipeline
+from flows.runs.commit_check import is_inside
 from flows.tracking import run as track
 from flows.tracking import store
 
@@ -232,6 +233,8 @@ def restore(subject: Subject) -> Path:
     commit = subject.state.commit
     if not commit:
         raise ValueError(f"{subject.path} is in this checkout, as far as its run is kept at all")
+    if not is_inside(subject.path) or Path(subject.path) == Path():
+        raise ValueError(f"commit {commit} has the out {subject.path}, which is no path in a run")
     target = HOME / commit[:SHORT] / subject.path
     if target.exists() and cache.digest_of(target) == subject.digest:
         return target

@@ -86,13 +86,13 @@ def provide_sources(worktree: Path, *named: str) -> None:
         needed = [
             stage
             for stage in repository.index.stages
-            if stage.is_data_source or stage.addressing in named
+            if stage.is_data_source or getattr(stage, "name", None) in named
         ]
         lacking = [each for each in needed if not all(Path(o.fs_path).exists() for o in each.outs)]
         targets = [
             str(Path(each.path).relative_to(worktree.absolute()))
             if each.is_data_source
-            else each.addressing
+            else each.name
             for each in lacking
         ]
     if targets:

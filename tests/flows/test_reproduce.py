@@ -6,12 +6,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import patch
 
 import asyncssh
 import pytest
 
 from flows.commands import reproduce
-from flows.runs import transfer
+from flows.runs import cache, transfer
 from tests import toy_project as toy
 from tests import toy_training as training
 from tests.checkout import others_parent
@@ -210,6 +211,48 @@ def test_results_that_no_run_gets_again_are_taken_from_the_record(trained, api, 
     assert (status, "reinforce has run" in text) == (0, True), text
     commit = toy.git(project, "rev-parse", branch)
     assert text.splitlines()[-1] == f"identical: toy at {commit[:12]}"
+
+
+CHAMPION = """
+from pathlib import Path
+import yaml
+from flows.host.parents import die_with_parent
+from flows.runs import cache
+
+die_with_parent()
+pinned = yaml.safe_load(Path("params/toy.yaml").read_text())["champion"]
+cache.restore(pinned["digest"], Path("models/toy/champion/policy"))
+"""
+
+
+def test_a_clone_verifies_a_run_that_was_compared_with_a_champion(
+    project, api, tmp_path, monkeypatch, call
+):
+    """The champion was registered by hand: as a folder of its own, no remote has it."""
+    folder = project / "made"
+    folder.mkdir()
+    toy.create(folder, flows=False)
+    toy.set_remote(folder, str(tmp_path / "remote"))
+    (folder / "first.py").write_text(CHAMPION)
+    stages = (folder / "dvc.yaml").read_text()
+    (folder / "dvc.yaml").write_text(
+        stages.replace("data/${item}/first", "models/${item}/champion")
+    )
+    monkeypatch.chdir(folder)
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy/weights").write_text("w")
+    digest = cache.keep(tmp_path / "policy")
+    toy.write_recipe(folder, champion={"version": 2, "commit": None, "digest": digest})
+    toy.commit(folder)
+    toy.repro(folder)
+    commit = toy.commit(folder, "a run\n\nRecipe: toy")
+    transfer.push("toy", folder)
+    toy.git(folder, "clone", "--quiet", str(folder), str(tmp_path / "clone"))
+    monkeypatch.chdir(tmp_path / "clone")
+    with patch.dict(os.environ, toy.environment(PREFECT_API_URL=api), clear=True):
+        status, text = call(commit, "--verify")
+    assert (status, text.splitlines()[-1]) == (0, f"identical: toy at {commit[:12]}"), text
+    assert text.startswith(f"this runs the code of commit {commit[:12]}")
 
 
 def test_unknown_and_unreachable_runs_have_a_status_and_a_message(

@@ -1,3 +1,5 @@
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -67,3 +69,22 @@ def test_damaged_file_of_the_cache_is_refused(kept, tmp_path):
     file.write_text("v" * 100)
     with pytest.raises(ValueError, match="damaged"):
         cache.restore(kept[1], tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("path", "digest"),
+    [("../x", "0" * 32), ("OUTSIDE/x", "0" * 32), ("a/../../x", "0" * 32), ("x", "../../secret")],
+)
+def test_folder_with_a_file_outside_of_it_is_refused(kept, tmp_path, path, digest):
+    entry = {"relpath": path.replace("OUTSIDE", str(tmp_path)), "md5": digest}
+    listed = json.dumps([entry]).encode()
+    name = hashlib.md5(listed).hexdigest()
+    Path(f".dvc/cache/files/md5/{name[:2]}").mkdir(exist_ok=True)
+    Path(f".dvc/cache/files/md5/{name[:2]}/{name[2:]}.dir").write_bytes(listed)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="a file outside of it"):
+        cache.restore(f"{name}.dir", tmp_path / "again")
+    with pytest.raises(ValueError, match="is no digest of DVC"):
+        cache.restore("ab/../../../secret", tmp_path / "again")
+    after = [each for each in sorted(tmp_path.rglob("*")) if ".dvc/tmp" not in str(each)]
+    assert after == [each for each in before if ".dvc/tmp" not in str(each)]

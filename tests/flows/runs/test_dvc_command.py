@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.utils import dict_sha256
 
 from flows.runs import dvc_command, earlier_outs, pipeline
 from tests import toy_project as toy
@@ -237,13 +238,18 @@ def test_damaged_entry_of_the_run_cache_is_passed_over(project, capfd):
     (whole,) = (path for path in Path(".dvc/cache/runs").rglob("*") if path.is_file())
     text = whole.read_text()
     half = text[: text.index("outs:")]
-    for name, damaged in ((".left.tmp", half), ("0" * 64, half), ("1" * 64, "a text: {")):
+    moved = yaml.safe_load(text)  # whole, but what it restores lies elsewhere
+    moved["outs"][0]["path"] = "data/toy/elsewhere"
+    elsewhere = dict_sha256(moved, exclude=["size", "nfiles"]), yaml.safe_dump(moved)
+    damages = (".left.tmp", half), ("0" * 64, half), ("1" * 64, "a text: {"), elsewhere
+    for name, damaged in damages:
         whole.with_name(name).write_text(damaged)
     os.utime(whole, (time.time() - 3600,) * 2)
     for path in (Path("dvc.lock"), Path("data/toy/first")):
         path.unlink()
     dvc_command.reproduce("first@toy")
     assert "is cached" in capfd.readouterr().out
+    assert not Path("data/toy/elsewhere").exists()
     whole.write_text(half)
     Path("dvc.lock").unlink()
     dvc_command.reproduce("first@toy")

@@ -282,6 +282,13 @@ def test_file_edited_in_a_later_commit_is_refused(project):
     assert not [each for each in provenance_subject.HOME.rglob("*") if each.is_file()]
 
 
+@pytest.mark.parametrize("path", ["../../../x", "/x", "."])
+def test_out_of_a_commit_that_leads_elsewhere_is_not_restored(project, path):
+    asked = provenance_subject.find("models/toy/trained", FIRST)
+    with pytest.raises(ValueError, match="which is no path in a run"):
+        provenance_subject.restore(replace(asked, path=path, out=path))
+
+
 def test_missing_file_is_refused_and_leaves_nothing(project):
     held = digest(FIRST, "models/toy/trained")
     (project / ".dvc/cache/files/md5" / held[:2] / held[2:]).unlink()

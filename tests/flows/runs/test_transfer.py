@@ -1,8 +1,11 @@
+import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import yaml
 
-from flows.runs import dvc_command, git, pipeline, transfer
+from flows.runs import cache, dvc_command, git, pipeline, transfer
 from tests import toy_project as toy
 
 
@@ -63,3 +66,37 @@ def test_run_cache_is_shared_until_it_is_hidden(ran, place, capfd):
     (place / "data/toy/first").unlink()
     assert dvc_command.dvc_quietly(place, "checkout", "first@toy") == 0
     assert (place / "data/toy/first").read_text() == "first\n"
+
+
+def test_inputs_that_a_run_has_not_made_need_no_remote_afterwards(ran, place):
+    """A file that DVC tracks, the out of another recipe, and a champion that no remote has."""
+    pipeline_file = place / "dvc.yaml"
+    pipeline_file.write_text(pipeline_file.read_text().replace("- toy", "- toy\n      - other"))
+    lock = yaml.safe_load((place / "dvc.lock").read_text())
+    others = yaml.safe_load(yaml.safe_dump(lock["stages"]).replace("toy", "other"))
+    lock["stages"] |= others
+    (place / "dvc.lock").write_text(yaml.safe_dump(lock))
+    Path("policy").mkdir()
+    Path("policy/weights").write_text("w")
+    champion = {"version": 3, "commit": None, "digest": cache.keep(Path("policy"))}
+    toy.write_recipe(place, champion=champion, prepare__policy__name="data/other/first")
+    shutil.copy(place / "params/toy.yaml", place / "params/other.yaml")
+    transfer.push("toy", place)
+    first = others["first@other"]["outs"][0]["md5"]
+    for digest in (first, champion["digest"]):
+        Path(f".dvc/cache/files/md5/{digest[:2]}/{digest[2:]}").unlink()
+    locked = (place / "dvc.lock").read_text()
+    with pytest.raises(RuntimeError, match=r"version 3 .*lacks .*\.dir, and so does .*store \("):
+        transfer.provide_inputs("toy", place, ran / "nothing")
+    (place / "dvc.lock").write_text(locked)
+    shutil.copytree("policy", ran / "restored/models/toy/champion/policy")
+    transfer.provide_inputs("toy", place, ran / "restored")
+    assert list(pipeline.locked(place)) == ["first@other"], "its own would count as made"
+    assert (place / "data/other/first").read_text() == "first\n"
+    assert (place / "questions/new.jsonl").exists()
+    transfer.forget_runs(place)
+    with chdir(place):
+        cache.restore(champion["digest"], place / "champion")
+        with pytest.raises(ValueError, match="its remote is switched off in this worktree"):
+            cache.restore("0" * 32, place / "nothing")
+    assert (place / "champion/weights").read_text() == "w"
