@@ -19,6 +19,7 @@ import jsonschema
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.mcp_settings import McpTools, secrets_of, setting_faults, without_secrets
 from tasks.tools.recording import NOT_RECORDED, replayed_specs
+from tasks.tools.web_client import safe
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from tasks.tools.mcp_connection import Connection
 
 NAME = "mcp"  # of this kind of tool, in a recipe
+SCHEMA = 100_000  # characters of a tool's schema, at most: more has no room in a prompt
+DESCRIPTION = 20_000  # characters of a tool's description, at most
+SHOWN = 300  # characters of a server's words in a message
 
 
 @contextmanager
@@ -91,13 +95,16 @@ def _named(connections: Mapping[str, Connection]) -> dict[str, tuple[Connection,
 def _spec(name: str, tool: Any, secrets: Mapping[str, str]) -> ToolSpec:
     """Return what the agent is told. Raises ValueError for a schema that cannot be used."""
     schema = tool.input_schema
+    description = safe(tool.description or tool.title or name)
     fault = _schema_fault(schema)
+    if len(description) > DESCRIPTION:
+        fault = f"its description has more than {DESCRIPTION} characters"
     if fault:
         raise ValueError(
-            f"tools.mcp: the schema of the server's tool {tool.name} cannot be used: {fault}: "
+            f"tools.mcp: the schema of the server's tool {safe(tool.name)[:SHOWN]} cannot be used: "
+            f"{safe(fault)[:SHOWN]}: "
             "leave the tool out with the server's setting only"
         )
-    description = _clean(tool.description or tool.title or name)
     plain = json.loads(without_secrets(json.dumps(schema, ensure_ascii=False), secrets))
     return ToolSpec(name, without_secrets(description, secrets), plain)
 
@@ -105,7 +112,10 @@ def _spec(name: str, tool: Any, secrets: Mapping[str, str]) -> ToolSpec:
 def _schema_fault(schema: Mapping[str, Any]) -> str:
     if schema.get("type") != "object":
         return "its type is not object"
-    if "patternProperties" in json.dumps(schema):
+    written = json.dumps(schema)
+    if len(written) > SCHEMA:
+        return f"it has more than {SCHEMA} characters"
+    if "patternProperties" in written:
         return "it has patternProperties, whose patterns cannot be checked in bounded time"
     if elsewhere := sorted(_elsewhere(schema)):
         return f"it refers to {elsewhere[0]}, which is outside the schema"
@@ -129,16 +139,12 @@ def _elsewhere(part: Any) -> Iterator[str]:
 
 
 def _shown(answer: Observation, characters: int, secrets: Mapping[str, str]) -> Observation:
-    """Return the observation with a text that may be shown: no secret, no half character, cut."""
-    text = without_secrets(_clean(answer.text), secrets)
+    """Return the observation with a text that may be shown: no secret, safe, cut."""
+    text = without_secrets(safe(answer.text), secrets)
     if len(text) <= characters:
         return Observation(answer.outcome, text)
     outcome = Outcome.OUTPUT_LIMIT if answer.outcome == Outcome.OK else answer.outcome
     return Observation(outcome, text[:characters])
-
-
-def _clean(text: str) -> str:
-    return text.encode(errors="replace").decode()  # lone surrogates become question marks
 
 
 def names(settings: McpTools) -> list[str]:

@@ -12,8 +12,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,21 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND, CallToolResult, Tool
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    CallToolResult,
+    ContentBlock,
+    Tool,
+)
+from pydantic import TypeAdapter, ValidationError
 
+from params.schema.addresses import is_loopback
+from tasks.chat.bounded_answers import UNPACKED, bound
+from tasks.tools import mcp_guard
 from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
+from tasks.tools.web_client import safe
 from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome
 from tasks.trees.tree import Observation
 
@@ -34,21 +46,24 @@ Asked = tuple["Connection", str, dict[str, Any]]  # server, the server's name of
 PAUSE = 0.2  # seconds before the second attempt of a call; doubles
 PATIENCE = 2.0  # seconds until a server that let a call time out must list its tools
 GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
-PAGES = 100  # of a list of tools
+PAGES = 100  # of a list of tools, at most
+TOOLS = 1000  # of a server, at most: more descriptions have no room in a prompt
+ANSWER_BYTES = mcp_guard.LINE_BYTES  # of one message by HTTP, as of one line of a command
 TAIL = 500  # characters of what a server that did not start wrote to its standard error
+SHOWN = 500  # characters of what a server or a library says of a failure
+KIND = 40  # characters of the type of a part
 # What the server, not one of its tools, answers after it was started anew or replaced.
 _GONE = (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND)
+_PART: TypeAdapter[Any] = TypeAdapter(ContentBlock)
 _HTTP_ERROR = "Server returned an error response"  # the library's message for 401, 500, 503, ...
-
-# Runs a command that is killed when this process ends, however it ends.
-_BOUND = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
-    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
-)
 
 
 class UnreachableError(Exception):
     """The server cannot be reached now."""
+
+
+class UnusableError(Exception):
+    """The server answers, and what it answers cannot be used."""
 
 
 class ChangedError(Exception):
@@ -67,6 +82,9 @@ def connected(
         name: Connection(name, server, settings.seconds, settings.attempts)
         for name, server in settings.servers.items()
     }
+    # The library logs a traceback for each message that it drops; the outcome of a call says it.
+    for name in ("mcp", "client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     with start_blocking_portal(name="mcp") as portal:
 
         def call(requests: Sequence[Asked], workers: int) -> list[Observation]:
@@ -175,8 +193,11 @@ class Connection:
                 return self._unavailable("it did not come back in time")
             self._check_soon()
             return Observation(Outcome.TIMEOUT, "")
+        except MCPError as error:  # what the server says
+            return Observation(Outcome.ERROR, error.message)
         except Exception as error:  # an answer that the library cannot read, or refuses
-            return Observation(Outcome.ERROR, str(error))
+            logger.info("server %s, tool %s: %s", self.name, tool, error)
+            return Observation(Outcome.ERROR, f"{self.name} gave an answer that cannot be read")
 
     def _unavailable(self, reason: str) -> Observation:
         return Observation(Outcome.UNAVAILABLE, f"{self.name} is not available: {reason}")
@@ -213,7 +234,8 @@ class Connection:
                 task.cancel()
                 reason = await _reason(task, self.server.start_seconds)
                 secrets = secrets_of([self.server])
-                raise UnreachableError(without_secrets(reason + _tail(said), secrets))
+                told = without_secrets(safe(reason)[:SHOWN] + _tail(said), secrets)
+                raise UnreachableError(told)
         client, tools = ready.result()
         self._held = _Held(client, tools, task, closing)
         return self._held
@@ -238,7 +260,7 @@ async def _hold(
     """Connect, tell ``ready``, and keep the connection until ``closing`` or the server ends it."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(await _transport(server, said, stack)))
-        tools = await _listed(client)
+        tools = await _listed(client, server.only)
         ready.set_result((client, tools))
         await closing.wait()
 
@@ -247,28 +269,102 @@ async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any
     if server.url:
         headers = {name: os.environ.get(value, "") for name, value in server.headers.items()}
         limits = httpx2.Timeout(30.0, read=300.0)  # as mcp's own: a server may hold a stream open
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
-        return streamable_http_client(server.url, http_client=http)
+        http = httpx2.AsyncClient(
+            headers=UNPACKED | headers,
+            timeout=limits,
+            trust_env=not is_loopback(server.url),
+            follow_redirects=False,  # headers may hold a key
+        )
+        await stack.enter_async_context(bound(http, ANSWER_BYTES))
+        return _readable(streamable_http_client(server.url, http_client=http))
     given = {name: os.environ.get(name, "") for name in server.environment}
-    bound = ["-I", "-S", "-c", _BOUND, str(os.getpid()), *server.command]
-    return stdio_client(
-        StdioServerParameters(
-            command=sys.executable, args=bound, env=given, encoding_error_handler="replace"
-        ),
-        errlog=said,
+    guarded = ["-I", "-S", mcp_guard.__file__, str(os.getpid()), *server.command]
+    return _readable(
+        stdio_client(
+            StdioServerParameters(
+                command=sys.executable, args=guarded, env=given, encoding_error_handler="replace"
+            ),
+            errlog=said,
+        )
     )
 
 
-async def _listed(client: Client) -> dict[str, Tool]:
+@asynccontextmanager
+async def _readable(transport: Any) -> AsyncIterator[Any]:
+    """Open a transport whose messages hold only parts of results that the library can read."""
+    async with transport as (read, *others):
+        yield ReadableParts(read), *others
+
+
+class ReadableParts:
+    """A stream of a server's messages, in whose results other parts are named in a text."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def __aenter__(self) -> ReadableParts:
+        """Open the stream."""
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        """Close the stream."""
+        return await self._stream.__aexit__(*error)
+
+    def __aiter__(self) -> ReadableParts:
+        """Return the stream."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Return the next message."""
+        return with_readable_parts(await self._stream.__anext__())
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        return with_readable_parts(await self._stream.receive())
+
+
+def with_readable_parts(item: Any) -> Any:
+    """Return a message of a server in which parts that the library cannot read are texts."""
+    result = getattr(getattr(item, "message", None), "result", None)
+    content = result.get("content") if isinstance(result, dict) else None
+    if isinstance(result, dict) and isinstance(content, list):
+        result["content"] = [_readable_part(part) for part in content]
+    return item
+
+
+def _readable_part(part: Any) -> Any:
+    try:
+        _PART.validate_python(part, by_name=False)
+    except ValidationError:
+        kind = part.get("type") if isinstance(part, dict) else None
+        named = f"of type {kind[:KIND]} " if isinstance(kind, str) else ""
+        return {"type": "text", "text": f"[a part {named}cannot be shown]"}
+    return part
+
+
+async def _listed(client: Client, only: Sequence[str] | None) -> dict[str, Tool]:
+    """Return the tools that a server lists, until all of ``only`` are among them.
+
+    Raises UnusableError for a list that does not end.
+    """
     tools: dict[str, Tool] = {}
-    cursor = None
-    for _ in range(PAGES):
-        page = await client.list_tools(cursor=cursor, cache_mode="refresh")
+    cursors: list[str | None] = [None]
+    while len(cursors) <= PAGES:
+        page = await client.list_tools(cursor=cursors[-1], cache_mode="refresh")
         tools |= {tool.name: tool for tool in page.tools}
-        cursor = page.next_cursor
-        if cursor is None:
+        if page.next_cursor is None or (only is not None and tools.keys() >= set(only)):
+            return tools
+        if len(tools) > TOOLS or page.next_cursor in cursors:
             break
-    return tools
+        cursors.append(page.next_cursor)
+    raise UnusableError(
+        f"its list of tools has no end ({len(tools)} tools on {len(cursors)} pages, and the next "
+        f"page is named): at most {TOOLS} tools on {PAGES} pages are read"
+    )
 
 
 async def _sent(held: _Held, tool: str, values: dict[str, Any]) -> CallToolResult:
@@ -316,13 +412,21 @@ async def _reason(task: asyncio.Task[None], seconds: float) -> str:
         error = error.exceptions[0]
     if error is None:
         return f"no answer within {seconds:g} s"
+    if isinstance(error, UnusableError):
+        return str(error)
+    if isinstance(error, ValidationError | MCPError):
+        return (
+            "it answered something that is no MCP"
+            if isinstance(error, ValidationError)
+            else error.message
+        )
     return f"{type(error).__name__}: {error}"
 
 
 def _tail(said: Any) -> str:
     """Return the end of what a server wrote to its standard error, for a message."""
     said.seek(0)
-    text = said.read().strip()[-TAIL:]
+    text = safe(said.read()).strip()[-TAIL:]
     return f"; it said: {text}" if text else ""
 
 

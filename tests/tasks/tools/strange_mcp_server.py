@@ -6,6 +6,7 @@ for. Calls are answered side by side.
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,12 +32,47 @@ WRITTEN = {
     "bytes": b'{"content": [{"type": "text", "text": "a\xffb"}]}',
     "shape": b'{"content": "no list"}',
     "fine": b'{"content": [{"type": "text", "text": "fine"}]}',
+    "unknown": b'{"content": [{"type": "text", "text": "before"}, {"type": "hologram", "x": 1},'
+    b' {"type": "image"}, 7, {"type": "text", "text": "after"}]}',
+    "resource": b'{"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "held"}},'
+    b' {"type": "resource_link", "uri": "a:b", "name": "n"}, {"type": "resource", "resource": 1}]}',
+    "none": b"null",
+    "list": b"[]",
+    "empty": b"{}",
+    "deep": b'{"content": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "number": b'{"content": [{"type": "text", "text": 7}]}',
+    "error": b'{"content": [{"type": "text", "text": "no"}], "isError": "maybe"}',
+    "structured": b'{"content": [], "structuredContent": [1]}',
 }
 writing = Lock()
+note = b'{"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}\n'
+
+
+def child():
+    """Start two processes in sessions of their own, and write down their ids."""
+    nested = (
+        "import os, time; n = os.fork(); n or os.setsid(); n and print(os.getpid(), n, flush=True);"
+        "time.sleep(600)"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", nested], stdout=subprocess.PIPE, start_new_session=True
+    )
+    Path(os.environ["DEMO_CHILD"]).write_bytes(started.stdout.readline())
+
+
+SPENT = {  # what a call does before it answers well
+    "errors": lambda: [os.write(2, b"e" * 2**16) for _ in range(2**8)],  # 16 MiB
+    "flood": lambda: [os.write(1, note * 2**6) for _ in range(2**4)],
+    "line": lambda: [os.write(1, b"x" * 2**16) for _ in range(2**9)],  # 32 MiB
+    "child": child,
+}
 
 
 def called(tool, values):
     """Return the result of a call, as it is written."""
+    if tool == "strange" and values["way"] in SPENT:
+        SPENT[values["way"]]()
+        return WRITTEN["fine"]
     if tool == "strange":
         return WRITTEN[values["way"]] if values["way"] in WRITTEN else os._exit(3)
     if tool == "slow":
@@ -56,7 +92,13 @@ def answered(message):
         return json.dumps({**about, "serverInfo": {"name": "strange", "version": "1"}}).encode()
     if message["method"] == "tools/list":
         listed = [{"name": name, "inputSchema": each} for name, each in TOOLS.items()]
-        return json.dumps({"tools": listed}).encode()
+        page = int(message.get("params", {}).get("cursor") or 0)
+        more = {"none": None, "ever": str(page + 1), "same": "7"}[
+            os.environ.get("DEMO_LIST", "none")
+        ]
+        if page:
+            listed = [{"name": f"{page}-{n}", "inputSchema": schema()} for n in range(50)]
+        return json.dumps({"tools": listed, **({"nextCursor": more} if more else {})}).encode()
     if message["method"] == "tools/call":
         return called(message["params"]["name"], message["params"].get("arguments", {}))
     return None

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from tasks.environments import open_environment
 from tasks.environments.contract import recording
-from tasks.tools import mcp_connection
+from tasks.tools import mcp_connection, mcp_guard
 from tasks.tools.contract import Opening
 from tasks.tools.mcp import TOOL, _spec
 from tasks.tools.mcp_settings import McpTools
@@ -26,6 +27,7 @@ from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import RESULT, Call, Question
 from tests.tasks.rollouts.test_hostile_worlds import play
+from tests.tasks.tools.web_server import Reply, serving
 from tests.waiting import LONGEST
 
 PROGRAM = str(Path(__file__).with_name("mcp_server.py"))
@@ -171,25 +173,29 @@ def test_stuck_server_is_ended(monkeypatch):
         assert ended(process)
 
 
-def test_server_ends_when_the_trainer_is_killed(tmp_path):
+def test_server_ends_when_the_trainer_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEMO_CHILD", str(tmp_path / "child"))
+    server = QUICK | {"environment": ["DEMO_CHILD"]}
     script = (
         "from pathlib import Path\n"
         "from tasks.tools.mcp import TOOL\n"
         "from tasks.tools.mcp_settings import McpTools\n"
         "from tasks.tools.contract import Opening\n"
         "from tasks.trees.tree import Call\n"
-        f"settings = McpTools.model_validate({settings({'demo': QUICK}).model_dump()!r})\n"
+        f"settings = McpTools.model_validate({settings({'demo': server}).model_dump()!r})\n"
         "with TOOL.open(settings, Opening(Path(), 4)) as tool:\n"
+        "    tool.run([Call('strange', '', {'way': 'child'})])\n"
         "    print(tool.run([Call('process', '', {})])[0].text, flush=True)\n"
         "    tool.run([Call('stuck', '', {})])"
     )
     trainer = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    server = int(trainer.stdout.readline())
-    assert alive(server)
+    process = int(trainer.stdout.readline())
+    below = [int(each) for each in (tmp_path / "child").read_text().split()]
+    assert all(map(alive, [process, *below]))
     trainer.kill()
     trainer.wait()
     trainer.stdout.close()
-    assert ended(server)
+    assert all(map(ended, [process, *below]))
 
 
 def test_service_that_dies_is_unavailable_until_it_is_back(services):
@@ -281,17 +287,85 @@ def test_a_key_in_the_description_of_a_tool_is_not_told():
     assert told.parameters["properties"]["a"]["description"] == "[K] key"
 
 
-def test_strange_answers_are_outcomes():
-    with TOOL.open(settings({"demo": QUICK}, seconds=2.0), HERE) as tool:
-        ways = ("half", "bytes", "shape", "dies", "fine")
-        seen = dict(
-            zip(ways, (answers(tool, call("strange", way=way))[0] for way in ways), strict=True)
-        )
-    assert seen["half"][0] == Outcome.TIMEOUT  # the library drops what is no JSON of characters
-    assert seen["bytes"] == (Outcome.OK, "a\N{REPLACEMENT CHARACTER}b")
-    assert seen["shape"][0] == Outcome.ERROR
-    assert seen["dies"][0] == Outcome.KILLED  # whatever is called in this way ends it
-    assert seen["fine"] == (Outcome.OK, "fine")
+UNREAD = (Outcome.ERROR, "demo gave an answer that cannot be read")
+STRANGE = {
+    "bytes": (Outcome.OK, "a\N{REPLACEMENT CHARACTER}b"),
+    "unknown": (
+        Outcome.OK,
+        "before\n[a part of type hologram cannot be shown]\n"
+        "[a part of type image cannot be shown]\n[a part cannot be shown]\nafter",
+    ),
+    "resource": (Outcome.OK, "held\n[resource]\n[a part of type resource cannot be shown]"),
+    "number": (Outcome.OK, "[a part of type text cannot be shown]"),
+    **dict.fromkeys(("shape", "empty", "error", "structured"), UNREAD),
+    "errors": (Outcome.OK, "fine"),
+    "flood": (Outcome.OK, "fine"),
+    "fine": (Outcome.OK, "fine"),
+}
+
+
+def test_strange_answers_are_outcomes(capfd, caplog):
+    with TOOL.open(settings({"demo": QUICK}, seconds=5.0, characters=500), HERE) as tool:
+        ways = [call("strange", way=way) for way in STRANGE]
+        assert dict(zip(STRANGE, answers(tool, *ways), strict=True)) == STRANGE
+        # Whatever is called in this way ends the server.
+        assert answers(tool, call("strange", way="dies"))[0][0] == Outcome.KILLED
+    with TOOL.open(settings({"demo": QUICK}, seconds=1.0), HERE) as tool:
+        dropped = [call("strange", way=way) for way in ("half", "deep", "none")]  # no messages
+        assert answers(tool, *dropped) == [(Outcome.TIMEOUT, "")] * 3
+    assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
+
+
+def test_standard_error_is_bounded():
+    """16 MiB of it; what is kept of it is told where the server does not start."""
+    writes = "import os; [os.write(2, b'e' * 2**16) for _ in range(2**8)]; raise SystemExit('end')"
+    command = [sys.executable, "-I", "-S", mcp_guard.__file__, str(os.getpid())]
+    told = subprocess.run(
+        [*command, sys.executable, "-I", "-S", "-c", writes], stderr=subprocess.PIPE
+    ).stderr
+    assert len(told) == mcp_guard.ERROR_BYTES and told.endswith(b"end\n")
+
+
+def test_line_without_an_end_ends_the_server():
+    writes = "import os\nwhile True: os.write(1, b'x' * 2**16)"
+    command = [sys.executable, "-I", "-S", mcp_guard.__file__, str(os.getpid())]
+    told = subprocess.run([*command, sys.executable, "-c", writes], capture_output=True)
+    assert len(told.stdout) <= mcp_guard.LINE_BYTES and b"a line of more than" in told.stderr
+
+
+@pytest.mark.parametrize("pages", ["ever", "same"])
+def test_list_of_tools_without_an_end_is_refused(monkeypatch, pages):
+    monkeypatch.setenv("DEMO_LIST", pages)
+    endless = QUICK | {"environment": ["DEMO_LIST"]}
+    reason = r"server demo .*no end"
+    with pytest.raises(ValueError, match=reason), TOOL.open(settings({"demo": endless}), HERE):
+        pass
+    with TOOL.open(settings({"demo": endless | {"only": ["add"]}}), HERE) as tool:
+        assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
+
+
+def test_children_in_sessions_of_their_own_end_with_the_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEMO_CHILD", str(tmp_path / "child"))
+    with TOOL.open(settings({"demo": QUICK | {"environment": ["DEMO_CHILD"]}}), HERE) as tool:
+        assert answers(tool, call("strange", way="child")) == [(Outcome.OK, "fine")]
+        first, second = map(int, (tmp_path / "child").read_text().split())
+        assert alive(first) and alive(second)
+    assert ended(first) and ended(second)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_answer_of_a_service_is_bounded(monkeypatch, packed):
+    monkeypatch.setattr(mcp_connection, "ANSWER_BYTES", 10_000)
+    body = zlib.compress(b"x" * 20_000) if packed else b"x" * 20_000
+    kind = {"Content-Type": "application/json"} | (
+        {"Content-Encoding": "deflate"} if packed else {}
+    )
+    with (
+        serving(lambda path, asked: Reply(body, headers=kind)) as server,
+        pytest.raises(ValueError, match="server demo cannot be reached: TooLongError"),
+        TOOL.open(settings({"demo": {"url": f"{server.url}/mcp"}}), HERE),
+    ):
+        pass
 
 
 def asked_and_saved(tmp_path, server):
