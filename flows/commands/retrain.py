@@ -33,6 +33,7 @@ from flows.runs import (
     git,
     pipeline,
     recipe_list,
+    remote_copies,
     transfer,
     worktree,
 )
@@ -75,6 +76,10 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
             ) from None
         worktree.collect_ledger(recipe, folder)
         worktree.finish(folder)
+    try:
+        remote_copies.push_missing(recipe)  # of earlier runs, too
+    except RuntimeError as error:
+        raise RuntimeError(f"{branch} is there, but {error}") from None
     return branch
 
 
@@ -267,11 +272,22 @@ def _here(recipe: str) -> int:
         return 2
     if not changed:
         send_unsent()
+        _push_rest(recipe)
         print(f"nothing to do: {recipe} is up to date\n\n{_table(recipe)}")
         return 0
     # a library that looks for GPUs when it is imported would keep children from using them
     with warm.parent() if machine.device == "cpu" else nullcontext():
         return _check_and_run(recipe, changed)
+
+
+def _push_rest(recipe: str) -> None:
+    """Push what the remote lacks of the recipe's runs; what is here stays up to date without."""
+    if RUN in os.environ:  # of a run as a commit, which does it at its end
+        return
+    try:
+        remote_copies.push_missing(recipe)
+    except RuntimeError as error:
+        print(f"retrain: {error}", file=sys.stderr)
 
 
 def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:

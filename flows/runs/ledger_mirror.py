@@ -35,7 +35,7 @@ from flows.runs.mirror_files import Filesystem, RefusedMirrorError, name_of
 from flows.runs.uploads import UploadQueue
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Record
-from tasks.ledger.records import DELIVERED, SUB_STEP
+from tasks.ledger.records import DELIVERED, SUB_STEP, read
 from tasks.ledger.substeps import Ledger
 
 VARIABLE = "BEAMLINE_STORE"  # environment variable: a folder or an address
@@ -69,9 +69,13 @@ class RemoteMirror:
 
         One that is no longer here is removed there.
         """
-        mark = folder / DELIVERED
-        if not mark.exists() or mark.read_bytes() != self._delivered():
+        if not self.has(folder):
             self.uploads.add(folder)
+
+    def has(self, folder: Path) -> bool:
+        """Return whether a folder is marked as delivered to this mirror, with this key."""
+        mark = folder / DELIVERED
+        return mark.exists() and mark.read_bytes() == self._delivered()
 
     def withdraw(self, folder: Path) -> None:
         """Call this before changing a folder: it is not sent until it is pushed again."""
@@ -184,17 +188,63 @@ class RemoteMirror:
             return otherwise
 
 
-@contextmanager
-def opened() -> Iterator[Ledger]:
-    """Yield a run's ledger, which shares its sub-steps through the mirror of this checkout, if any.
+def of_checkout() -> RemoteMirror | None:
+    """Return the mirror of this checkout, or None.
 
     Raises ValueError for an address that can never be reached, and for a key that is too short.
     """
     address = os.environ[VARIABLE] if VARIABLE in os.environ else cache.default_store()
-    if not address:
+    return RemoteMirror(address, cache.filesystem(address), _key()) if address else None
+
+
+def undelivered(recipe: str, mirror: RemoteMirror) -> list[Path]:
+    """List the finished sub-steps of a recipe, or of "*", that are not marked as delivered."""
+    records = sorted(artifacts.ROOT.glob(f"{recipe}/**/[0-9]*/{artifacts.RECORD}"))
+    folders = [record.parent for record in records]
+    finished = [
+        folder for folder in folders if not any(part[0] == "." for part in folder.parts[2:])
+    ]
+    return [folder for folder in finished if not mirror.has(folder)]
+
+
+def forget_lost(recipe: str, mirror: RemoteMirror) -> None:
+    """Remove the mark of sub-steps that the mirror was sent and has no more; it is asked."""
+    marks = sorted(artifacts.ROOT.glob(f"{recipe}/**/[0-9]*/{DELIVERED}"))
+    for stage in dict.fromkeys(mark.parent.parent for mark in marks):
+        names = mirror.names(stage)
+        if time.monotonic() < mirror.unreachable_until:
+            return
+        for mark in marks:
+            if mark.parent.parent == stage and mark.parent.name not in names:
+                mark.unlink(missing_ok=True)
+
+
+def send_missing(recipe: str) -> None:
+    """Send the finished sub-steps of a recipe, or of "*", that the mirror is not known to have.
+
+    That is all of them for a mirror that was set up after the runs.
+    """
+    mirror = of_checkout()
+    folders = undelivered(recipe, mirror) if mirror else []
+    if not mirror or not folders:
+        return
+    print(f"sending {len(folders)} sub-steps to the mirror {mirror.address}", flush=True)
+    for folder in folders:
+        if read(folder):
+            mirror.push(folder)
+    mirror.flush()
+
+
+@contextmanager
+def opened() -> Iterator[Ledger]:
+    """Yield a run's ledger, which shares its sub-steps through the mirror of this checkout, if any.
+
+    Raises ValueError as ``of_checkout``.
+    """
+    mirror = of_checkout()
+    if not mirror:
         yield Ledger()
         return
-    mirror = RemoteMirror(address, cache.filesystem(address), _key())
     try:
         yield Ledger(mirror)
     except Exception:

@@ -318,6 +318,15 @@ def test_a_failed_run_goes_on_and_what_was_cut_after_its_commit_only_ends(
     assert any("runs" in path.parts for path in pushed), "the memory of runs"
     assert {path.read_text() for path in pushed if "files" in path.parts} == {"first\n", "later\n"}
 
+    later = remote.with_name("later")
+    toy.set_remote(project, str(later))
+    toy.write_stage(project, "later", flows=True)
+    toy.commit(project, "another remote, and the code of the run")
+    assert retrain.main(["toy"]) == 0
+    assert f"nothing new since {branch}" in capfd.readouterr().out
+    sent = {path.read_text() for path in later.glob("files/md5/*/*")}
+    assert sent == {"first\n", "later\n"}, "a remote that is set later gets earlier runs"
+
 
 def test_changed_and_unknown_files_are_refused_with_a_remedy(project, capsys):
     toy.commit(project)

@@ -365,6 +365,23 @@ def test_another_mirror_gets_older_sub_steps(shared, worker, monkeypatch):
     assert computed == [0]
 
 
+def test_mirror_that_lacks_finished_sub_steps_gets_them(shared, worker, capsys):
+    for iteration in range(3):
+        worker.do(iteration)
+    shutil.rmtree(entry(shared, 1))
+    mirror = ledger_mirror.of_checkout()
+    assert ledger_mirror.undelivered("toy", mirror) == []
+    ledger_mirror.forget_lost("*", mirror)
+    assert len(ledger_mirror.undelivered("*", mirror)) == 1
+    shutil.rmtree(shared)
+    ledger_mirror.forget_lost("toy", mirror)
+    ledger_mirror.send_missing("toy")
+    assert "sending 3 sub-steps" in capsys.readouterr().out
+    assert len([entry(shared, iteration) for iteration in range(3)]) == 3
+    ledger_mirror.send_missing("toy")
+    assert capsys.readouterr().out == ""
+
+
 # ---------------------------------------------------------------- what is dropped
 
 
