@@ -25,7 +25,7 @@ CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSCon
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpAnswer:
     """What a server has answered."""
 
     status: int
@@ -118,7 +118,7 @@ def ask(
     headers: Mapping[str, str],
     ends: Callable[[], float],
     limit: int,
-) -> Reply:
+) -> HttpAnswer:
     """Return the answer to a request; ``limit``: bytes of its content, at most.
 
     ``ends`` returns when it must be there, by ``time.monotonic``. Raises OSError or HTTPException
@@ -138,4 +138,4 @@ def ask(
         raise http.client.HTTPException(f"an answer of more than {limit} bytes")
     if answer.length:
         raise http.client.IncompleteRead(text, answer.length)
-    return Reply(answer.status, text, answer.headers)
+    return HttpAnswer(answer.status, text, answer.headers)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tasks.engines.servers import answers, bounded_http
-from tasks.engines.servers.bounded_http import Reply
+from tasks.engines.servers.bounded_http import HttpAnswer
 from tasks.engines.servers.patience import PATIENCE, Patience, retry_after
 from tasks.engines.servers.token_guard import GENERATE, RPC, TOKEN, TOKEN_FILE
 from tasks.engines.servers.uploads import CHANGED_HEADER, POLICIES, VERSION_HEADER, files_of
@@ -342,7 +342,7 @@ class EngineServer:
         reply = self._request(method, path, body, headers, lambda: ends, ANSWER_BYTES)
         return self._parsed(path, reply), reply.headers.get(VERSION_HEADER, "")
 
-    def _parsed(self, path: str, reply: Reply) -> Any:
+    def _parsed(self, path: str, reply: HttpAnswer) -> Any:
         """Return the content of an answer, None for an empty one; raise for other answers."""
         said = _words(reply.content)
         if reply.status in REFUSED:
@@ -384,7 +384,7 @@ class EngineServer:
         headers: Mapping[str, str],
         ends: Callable[[], float],
         limit: int,
-    ) -> Reply:
+    ) -> HttpAnswer:
         """Return the answer; retry once on a connection closed while idle."""
         reused = hasattr(self.connections, "own")
         with body.open("rb") if isinstance(body, Path) else nullcontext(body) as content:

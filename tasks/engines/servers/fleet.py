@@ -44,7 +44,7 @@ class Failing:
 
 
 @dataclass
-class Trial:
+class LongWait:
     """A call that waits for servers: since when none has answered, by time.monotonic."""
 
     since: float | None = None
@@ -74,7 +74,7 @@ class Fleet:
         Waits until one has them, and for others that have not failed yet. Raises EngineDiedError if
         there is none for too long, and ValueError if none is a server of this run.
         """
-        self._await_a_server(describe, version, Trial())
+        self._await_a_server(describe, version, LongWait())
 
     def sample(self, turns: Sequence[TurnRequest], describe: Describe, version: str) -> list[Drawn]:
         """Sample turns with the weights ``version``, loaded where others are (see ``load``).
@@ -83,17 +83,17 @@ class Fleet:
         for a request that all of them refuse.
         """
         results: dict[int, Drawn] = {}
-        trial, refusing = Trial(), set[EngineServer]()
+        wait, refusing = LongWait(), set[EngineServer]()
         while len(results) < len(turns):
             before = len(results)
             left = {index: turns[index].tree for index in range(len(turns)) if index not in results}
-            for server, indices, answers in self._round(turns, left, describe, version, trial):
+            for server, indices, answers in self._round(turns, left, describe, version, wait):
                 error = self._take(server, zip(indices, answers, strict=True), results)
                 if isinstance(error, UnfitRequestError):
                     refusing.add(server)
                     self._hand_on(error, refusing)
             if len(results) == before:
-                self._begin(trial)
+                self._begin(wait)
         return [results[index] for index in range(len(turns))]
 
     def _round(
@@ -102,10 +102,10 @@ class Fleet:
         left: dict[int, bytes],
         describe: Describe,
         version: str,
-        trial: Trial,
+        wait: LongWait,
     ) -> list[tuple[EngineServer, list[int], list[Drawn | Failure]]]:
         """Ask each server for its part of the turns that are left; return what each answers."""
-        policy = self._await_a_server(describe, version, trial)
+        policy = self._await_a_server(describe, version, wait)
         with self.lock:  # another thread may have taken all of them down, or changed the policy
             parts = self._dealt(left) if self.up and self.policy is policy else {}
         how = policy.version, policy.vocabulary, policy.pieces
@@ -177,12 +177,12 @@ class Fleet:
         pause = self.patience.pause(times, getattr(error, "pause", 0.0))
         self.failing[server] = Failing(times, time.monotonic() + pause, error)
         if not times & (times - 1) or not last or str(error) != str(last.reason):
-            again = f"it is tried again in {pause:.3g} s, for the {_nth(times)} time"
+            again = f"it is tried again in {pause:.3g} s (failure {times})"
             print(f"{error}: {consequence}; {again}", flush=True)
 
     # ------------------------------------------------------------ waiting
 
-    def _await_a_server(self, describe: Describe, version: str, trial: Trial) -> ServedPolicy:
+    def _await_a_server(self, describe: Describe, version: str, wait: LongWait) -> ServedPolicy:
         """Return the policy once a server is up, and the others are or have failed."""
         while True:
             with self.lock:
@@ -190,11 +190,11 @@ class Fleet:
                 self._collect()
                 self._begin_loads(policy)
                 fresh = [load for one, (_, load) in self.loading.items() if one not in self.failing]
-                self._check_patience(trial)
+                self._check_patience(wait)
                 if self.up and not fresh:
                     return policy
                 waiting = fresh or [load for _, load in self.loading.values()]
-                pause = self._pause()
+                pause = self._pause(wait)
             if waiting:
                 concurrent.futures.wait(waiting, pause, concurrent.futures.FIRST_COMPLETED)
             else:
@@ -233,27 +233,29 @@ class Fleet:
                 for servers in (self.up, self.holding, self.proven):
                     servers.add(server)
 
-    def _pause(self) -> float:
-        """Return seconds until a server is due."""
-        now = time.monotonic()
-        waits = [one.again - now for server, one in self.failing.items() if server not in self.up]
-        return min(max(0.001, min(waits, default=LONGEST_SLEEP)), LONGEST_SLEEP)
+    def _pause(self, wait: LongWait) -> float:
+        """Return seconds until a server is due, or the wait is over."""
+        events = [one.again for server, one in self.failing.items() if server not in self.up]
+        if wait.since is not None:
+            events.append(wait.since + self.patience.total)
+        left = min(events, default=time.monotonic() + LONGEST_SLEEP) - time.monotonic()
+        return min(max(0.001, left), LONGEST_SLEEP)
 
-    def _begin(self, trial: Trial) -> None:
+    def _begin(self, wait: LongWait) -> None:
         """Note that a call has had no answer; an answer to another one ends that."""
         with self.lock:
-            if trial.since is None or trial.since < self.answered:
-                trial.since = time.monotonic()
+            if wait.since is None or wait.since < self.answered:
+                wait.since = time.monotonic()
 
-    def _check_patience(self, trial: Trial) -> None:
+    def _check_patience(self, wait: LongWait) -> None:
         """Raise where no server has answered for too long, or each is none of this run's."""
         if not self.up and self.failing:
-            self._begin(trial)
+            self._begin(wait)
         reasons = [self._reason(server) for server in self.servers]
         if not (self.up or self.loading or self.proven) and self._are_strangers():
             raise ValueError("; ".join(reasons))
-        waited = 0.0 if trial.since is None else time.monotonic() - trial.since
-        if waited > self.patience.total and (trial.since or 0.0) > self.answered:
+        waited = 0.0 if wait.since is None else time.monotonic() - wait.since
+        if waited > self.patience.total and (wait.since or 0.0) > self.answered:
             raise EngineDiedError(
                 f"no server has answered a request for turns for {waited:.3g} s: "
                 f"{'; '.join(reasons)}. Start servers again with `make serve`, or name others in "
@@ -270,7 +272,7 @@ class Fleet:
     def _reason(self, server: EngineServer) -> str:
         """Return why a server is down, and how often it has been tried."""
         if one := self.failing.get(server):
-            return f"{one.reason} ({one.times} times)"
+            return f"{one.reason} ({one.times} failures)"
         return f"engine.servers: {server.name}: it has not answered yet"
 
 
@@ -302,9 +304,3 @@ def _started(work: Callable[..., object], *arguments: object) -> Future[None]:
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return result
-
-
-def _nth(number: int) -> str:
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    teens = number % 100 in (11, 12, 13)
-    return f"{number}{'th' if teens else endings.get(number % 10, 'th')}"

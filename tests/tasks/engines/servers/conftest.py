@@ -7,14 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
-import uvicorn
 
 from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import EngineServer
@@ -35,20 +33,6 @@ def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
-
-
-@contextmanager
-def listening(app):
-    """Serve an application in a thread; its port."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield opened.getsockname()[1]
-        server.should_exit = True
-        thread.join()
 
 
 class Process:

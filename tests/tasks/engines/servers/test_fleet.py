@@ -1,20 +1,29 @@
 """Two real servers of the transformers engine: sampled from, updated, killed, and gone stale."""
 
+import copy
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from params.schema.agent import Dialogue
 from params.schema.reinforce import Rollout
 from tasks.engines import SamplingRequest
 from tasks.engines.servers import fleet, token_guard
-from tasks.engines.servers.client import TRANSFER, EngineServer
+from tasks.engines.servers.client import (
+    TRANSFER,
+    EngineServer,
+    ServerFailedError,
+    StaleWeightsError,
+)
 from tasks.engines.servers.patience import Patience
+from tasks.engines.servers.weights_check import Reference, difference, digest_of, prompt_of
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.engines.turns import EngineDiedError
 from tasks.ledger.artifacts import Artifact
@@ -159,6 +168,41 @@ def test_stale_server_is_refused_and_given_the_right_weights(
     with pytest.raises(RuntimeError, match="does another run use it"):
         for _ in range(2 * fleet.STALE):
             sampled(held, vocabulary, count=6)
+
+
+def test_other_weights_under_the_right_name_are_loaded_anew(
+    servers, engine, policy, made, tokenizer, tmp_path
+):
+    vocabulary = policy.config.vocab_size
+    other = save(learned(policy), tokenizer, tmp_path / "other")
+    held = engine(policy, made, servers[:1])
+    expected = sampled(held, vocabulary, count=6)
+    [server], described = held.fleet.servers, held.fleet.policy
+    server._worker("load_folder", other.path, made.digest)
+    with pytest.raises(StaleWeightsError, match=f"{server.name}: .* by its digest"):
+        server.check_weights(described)
+    unlike = Reference({}, described.reference.logprobs - 1)
+    with pytest.raises(StaleWeightsError, match="1 nats from the learner's"):
+        server.check_weights(replace(described, reference=unlike))
+    held.fleet._take_down(server, ServerFailedError(server.name, "it has failed"))
+    assert same(sampled(held, vocabulary, count=6), expected)
+    server.check_weights(described)
+
+
+def test_weights_in_bfloat16_are_the_learners(servers, engine, policy, made, tmp_path):
+    """A server's precision is not the learner's: the digests of rounded weights count, too."""
+    held = engine(policy, made, servers[:1])
+    described = held._described()
+    rounded = copy.deepcopy(policy).to(torch.bfloat16)
+    given = {name: digest_of(rounded.get_parameter(name)) for name in described.reference.digests}
+    logits = rounded(torch.from_numpy(prompt_of(policy.config.vocab_size)).long()[None]).logits
+    logprobs = logits[0, -1].detach().float().log_softmax(-1)
+
+    def drawn(shift):
+        return [([token], [float(logprobs[token]) + shift], [0.5]) for token in range(5, 8)]
+
+    assert difference(described.reference, given.get, lambda: drawn(0)) is None
+    assert "nats" in difference(described.reference, given.get, lambda: drawn(-1))
 
 
 def test_server_needs_the_token(servers, made, monkeypatch):

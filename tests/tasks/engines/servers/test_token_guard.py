@@ -16,7 +16,7 @@ from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import JSON, EngineServer
 from tasks.engines.vllm import serve
 from tasks.engines.vllm.connection import ROOT
-from tests.tasks.engines.servers.conftest import listening
+from tests.sampling_server import listening
 
 TOKEN = "a token that the server knows"
 CALLS = (

@@ -11,7 +11,8 @@ from starlette.routing import Route
 
 from tasks.engines.servers import token_guard, uploads
 from tasks.engines.servers.client import EngineServer
-from tests.tasks.engines.servers.conftest import TOKEN, listening
+from tests.sampling_server import listening
+from tests.tasks.engines.servers.conftest import TOKEN
 from tests.waiting import wait_until
 
 GIB = 2**30
