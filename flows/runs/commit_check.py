@@ -272,7 +272,7 @@ def _lock_faults(tree: Sequence[Entry]) -> Iterator[str]:
             continue
         for name, stage in stages.items():
             recipe = str(name).rpartition("@")[2]
-            if not RECIPE.fullmatch(recipe):
+            if not (RECIPE.fullmatch(recipe) and str(name).isprintable()):
                 yield f"{entry.name} has a stage called {str(name)!r}"
             if any({"path", "md5"} - out.keys() for out in _mappings(stage, "outs")):
                 yield f"{entry.name}, {name}: an out has no path or no digest"
@@ -298,6 +298,8 @@ def _pipeline_faults(commit: str, tree: Sequence[Entry]) -> list[str]:
     DVC reads the commit without a worktree. The folders are looked at that its cache has. Raises
     ValueError for what DVC cannot read.
     """
+    from dvc.dvcfile import load_file
+
     faults: list[str] = []
     links = _links(tree)
     files = [each.name for each in tree if posixpath.basename(each.name) == "dvc.yaml"]
@@ -306,17 +308,24 @@ def _pipeline_faults(commit: str, tree: Sequence[Entry]) -> list[str]:
             faults += _folder_faults(digest, Path(repository.cache.local.oid_to_path(digest)))
         with repository.switch(commit):
             for name in files:
-                for stage, content in _resolved(repository, name).items():
-                    where, folder = f"{name}, {stage}", posixpath.dirname(name)
-                    faults += _stage_faults(where, content, folder, links)
+                folder = posixpath.dirname(name)
+                pipeline: Any = load_file(repository, f"/{name}")
+                if outer := [each for each in _variables(pipeline) if not _is_plain(each, folder)]:
+                    faults += [f"{name}: reads variables from {each!r}" for each in outer]
+                    continue
+                for stage, content in (pipeline.resolver.resolve()["stages"] or {}).items():
+                    faults += _stage_faults(f"{name}, {stage}", content, folder, links)
     return faults
 
 
-def _resolved(repository: Any, name: str) -> Mapping[str, Any]:
-    from dvc.dvcfile import load_file
-
-    pipeline: Any = load_file(repository, f"/{name}")
-    return pipeline.resolver.resolve()["stages"] or {}
+def _variables(pipeline: Any) -> Iterator[str]:
+    """Yield the files that a dvc.yaml and its stages take variables from."""
+    content = pipeline.load() or {}
+    stages = [each for each in (content.get("stages") or {}).values() if isinstance(each, Mapping)]
+    for entry in (content, *stages, *(each.get("do") or {} for each in stages)):
+        for file in entry.get("vars") or []:
+            if isinstance(file, str):  # "file.yaml:key,key"; a mapping has the values themselves
+                yield file.partition(":")[0]
 
 
 def _folders_of(tree: Sequence[Entry]) -> set[str]:
@@ -339,6 +348,8 @@ def _folder_faults(digest: str, file: Path) -> Iterator[str]:
 def _stage_faults(
     where: str, content: Mapping[str, Any], folder: str, links: set[str]
 ) -> Iterator[str]:
+    if not where.isprintable():
+        yield f"{where!r} is a stage with characters that a terminal acts on"
     folder = posixpath.join(folder, str(content.get("wdir") or "."))
     for kind in ("outs", "metrics", "plots"):
         for path in _paths(content.get(kind)):
@@ -379,7 +390,9 @@ def _yaml(text: str) -> Mapping[str, Any] | None:
 
 def _mappings(content: Any, key: str) -> list[Mapping[str, Any]]:
     listed = content.get(key) if isinstance(content, Mapping) else None
-    return [each for each in listed if isinstance(each, Mapping)] if listed else []
+    return (
+        [each for each in listed if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    )
 
 
 def _paths(listed: Any) -> list[str]:

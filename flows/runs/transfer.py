@@ -14,6 +14,7 @@ from flows.host import files
 from flows.runs import cache, git
 from flows.runs.dvc_command import HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, locked, stages
+from params.schema.champion import Champion
 
 # ---------------------------------------------------------------- other checkouts
 
@@ -107,7 +108,7 @@ def provide_inputs(recipe: str, worktree: Path, restored: Path) -> None:
     ``restored`` has the outs of the run. Raises RuntimeError with what is in neither cache nor
     remote.
     """
-    settings = yaml.safe_load((worktree / f"params/{recipe}.yaml").read_text())
+    settings = _settings(worktree / f"params/{recipe}.yaml")
     texts = {posixpath.normpath(text) for text in _texts(settings) if "/" in text}
     stages = {
         name: entry
@@ -120,7 +121,17 @@ def provide_inputs(recipe: str, worktree: Path, restored: Path) -> None:
             lock.update({"schema": "2.0", "stages": stages})
     provide_sources(worktree, *stages)
     if champion := settings.get("champion"):
-        _provide_champion(champion, restored / f"models/{recipe}/champion/policy")
+        pinned = Champion.model_validate(champion)
+        _provide_champion(pinned, restored / f"models/{recipe}/champion/policy")
+
+
+def _settings(file: Path) -> Mapping[str, Any]:
+    """Return the values of a recipe, whose version of the schema may be another one."""
+    try:
+        values = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, OSError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from None
+    return values if isinstance(values, Mapping) else {}
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -141,20 +152,20 @@ def _makes_one_of(entry: Mapping[str, Any], texts: Collection[str]) -> bool:
     )
 
 
-def _provide_champion(champion: Mapping[str, Any], restored: Path) -> None:
+def _provide_champion(champion: Champion, restored: Path) -> None:
     """Bring a champion's folder into DVC's cache, by its digest.
 
     A champion that was registered by hand is in no remote as a folder, but the run has a copy of
     its files.
     """
     try:
-        cache.fetch(champion["digest"])
+        cache.fetch(champion.digest)
     except ValueError as error:
-        if restored.is_dir() and cache.keep(restored) == champion["digest"]:
+        if restored.is_dir() and cache.keep(restored) == champion.digest:
             return
         raise RuntimeError(
-            f"the champion that the run was compared with, version {champion['version']} of commit "
-            f"{champion['commit']}: {error}"
+            f"the champion that the run was compared with, version {champion.version} of commit "
+            f"{champion.commit}: {error}"
         ) from None
 
 

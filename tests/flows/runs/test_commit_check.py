@@ -228,6 +228,17 @@ HOSTILE = {
         file(".dvc/config", "['remote \"x\"']\n    bearer_token_command = touch OUTSIDE/x\n"),
     ),
     "DVC's cache": ("sets dir", file(".dvc/config", "[cache]\n    dir = OUTSIDE/x\n")),
+    "variables from elsewhere": (
+        "reads variables from '../../secret.yaml'",
+        both(
+            file("secret.yaml", "a: 1\n"),  # which DVC finds without a worktree
+            edit("dvc.yaml", lambda content, _: content["vars"].append("../../secret.yaml")),
+        ),
+    ),
+    "stage with a colour": (
+        r"'first\\x1b[31m@toy'",
+        edit("dvc.lock", lambda lock, _: lock["stages"].update({"first\x1b[31m@toy": {}})),
+    ),
     "submodule": ("docs/sub is a submodule", submodule),
     "other bytes": ("UTF-16", file(".gitattributes", "none.yaml working-tree-encoding=UTF-16\n")),
     "program of git": ("the filter ours", file(".gitattributes", "*.py filter=ours\n")),
