@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from flows.host.parents import PARENT
+from tasks.extensions.descendants import OWNER
 
 CLOCK = 2.0  # seconds: error of the kernel's start time of a process
 END = 5.0  # seconds between SIGTERM and SIGKILL
@@ -170,6 +171,12 @@ def _is_sandbox(process: psutil.Process, command: Sequence[str], root: Path) -> 
     return False
 
 
+def _is_of_users(process: psutil.Process, command: Sequence[str], root: Path) -> bool:
+    """Recognise what a tool, world or MCP server of a user is, or has started."""
+    owner = process.environ().get(OWNER)
+    return owner is not None and Path(owner).is_relative_to(root)
+
+
 KINDS: dict[str, Callable[[psutil.Process, Sequence[str], Path], bool]] = {
     "a Prefect server": _is_server,
     "MLflow's page": _is_mlflow,
@@ -178,6 +185,7 @@ KINDS: dict[str, Callable[[psutil.Process, Sequence[str], Path], bool]] = {
     "a process that samples": _is_sampler,
     "a verifier of mathematics": _is_verifier,
     "a sandbox": _is_sandbox,
+    "a process of a user's tool or world": _is_of_users,
 }
 
 

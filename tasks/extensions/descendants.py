@@ -12,8 +12,13 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 
+# Environment variable of guarded processes: the folder that their run works in. Where a guard
+# itself is killed, the doctor finds by it what is left.
+OWNER = "BEAMLINE_OWNER"
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 PATIENCE = 3.0  # seconds for killed processes to end; those that start new ones are killed again
 
@@ -26,6 +31,11 @@ def adopt_orphans() -> None:
 def signal_at_parents_end(number: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def owned(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment that names the folder that this process works in."""
+    return {**environment, OWNER: str(Path.cwd())}
 
 
 def descendants() -> list[int]:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.extensions import user_code_worker
+from tasks.extensions import descendants, user_code_worker
 from tasks.extensions.user_code_worker import DIED, TIMEOUT
 
 REPLY_BYTES = 2**20  # most of a reply
@@ -198,11 +198,8 @@ def _start() -> _GuardedWorker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # Sets of texts have one order in every process, so equal seeds give equal episodes.
-            env={
-                **os.environ,
-                "PYTHONHASHSEED": "0",
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            },
+            env=descendants.owned(os.environ)
+            | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,  # Ctrl-C at the terminal is for the trainer only
         )
     return _GuardedWorker(process, ours)

@@ -1,8 +1,8 @@
 """A process that runs a user's code; pool.py starts it.
 
 ``python -m tasks.extensions.user_code_worker`` is two processes. The first one, the guard, holds no
-user code: it ends the second one, and all that this one has started in its process group, as soon
-as the trainer ends or the user's code does. The second one imports what the trainer names and
+user code: it ends the second one, and all that this one has started, in other sessions, too, as
+soon as the trainer ends or the user's code does. The second one imports what the trainer names and
 answers requests, one after the other.
 
 A message is a length of four bytes, big endian, and that many bytes of JSON. The channel is a
@@ -12,7 +12,6 @@ socket of its own, so what the user's code prints disturbs nothing; the guard ke
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import json
@@ -27,9 +26,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tasks.extensions import descendants
 from tasks.trees.outcomes import UnavailableError
 
-PR_SET_PDEATHSIG = 1
 KEPT = 4000  # bytes at the end of what the code has printed
 SHOWN = 1000  # characters of an error
 
@@ -171,7 +170,8 @@ def guard(child: int, output: int) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped: its group stays its own
     _end_group(child)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    keeper.join(0.5)  # a process that left the group may hold the pipe
+    descendants.end_descendants()
+    keeper.join(0.5)  # a process that could not be ended may hold the pipe
     report = {"status": status, "printed": printed.decode(errors="replace")}
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(report).encode() + b"\n")
@@ -189,6 +189,7 @@ def main() -> None:
     channel.set_inheritable(False)
     output, printed = os.pipe()
     first = os.getpid()
+    descendants.adopt_orphans()
     child = os.fork()
     if child == 0:
         _live(channel, printed, first)
@@ -198,7 +199,7 @@ def main() -> None:
     channel.close()
     # Sent when the thread that started this process ends, in case the pipe is held elsewhere.
     signal.signal(signal.SIGTERM, lambda *_: _end_group(child))
-    _on_parent_death(signal.SIGTERM)
+    descendants.signal_at_parents_end(signal.SIGTERM)
     guard(child, output)
 
 
@@ -207,7 +208,7 @@ def _live(channel: socket.socket, printed: int, first: int) -> None:
     status = 1
     try:
         os.setpgid(0, 0)
-        _on_parent_death(signal.SIGKILL)
+        descendants.signal_at_parents_end(signal.SIGKILL)
         if os.getppid() == first:  # else the guard ended before its death could be noticed
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(printed, 1)
@@ -219,10 +220,6 @@ def _live(channel: socket.socket, printed: int, first: int) -> None:
     finally:
         sys.stdout.flush()
         os._exit(status)
-
-
-def _on_parent_death(number: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 if __name__ == "__main__":

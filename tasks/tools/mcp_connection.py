@@ -33,6 +33,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from params.schema.addresses import is_loopback
 from tasks.chat.bounded_answers import UNPACKED, bound
+from tasks.extensions import descendants
 from tasks.tools import mcp_guard
 from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
 from tasks.tools.web_client import safe
@@ -277,7 +278,7 @@ async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any
         )
         await stack.enter_async_context(bound(http, ANSWER_BYTES))
         return _readable(streamable_http_client(server.url, http_client=http))
-    given = {name: os.environ.get(name, "") for name in server.environment}
+    given = descendants.owned({name: os.environ.get(name, "") for name in server.environment})
     guarded = ["-I", "-S", mcp_guard.__file__, str(os.getpid()), *server.command]
     return _readable(
         stdio_client(

@@ -21,6 +21,7 @@ from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
 from tasks.engines.transformers import sampling_worker
+from tasks.extensions.descendants import OWNER
 from tasks.tools import sandbox
 from tasks.tools.python import PythonTool
 from tests import toy_project as toy
@@ -116,8 +117,10 @@ NOT_OURS = (
 )
 
 
-def test_orphans_are_found_and_ended(look, start):
-    pids = {kind: start(ALONE, *command, **more) for kind, (command, more) in PROCESSES.items()}
+def test_orphans_are_found_and_ended(project, look, start):
+    of_users = sleeper("left by a guard that was killed"), {OWNER: str(project)}
+    orphans = PROCESSES | {"a process of a user's tool or world": of_users}
+    pids = {kind: start(ALONE, *command, **more) for kind, (command, more) in orphans.items()}
     said = "orphan: process {}, {} whose run has ended"
     found_and_cleared(look, *(said.format(pid, kind) for kind, pid in pids.items()))
     assert not any(is_running(pid) for pid in pids.values())

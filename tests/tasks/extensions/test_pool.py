@@ -16,6 +16,8 @@ PROJECT = Path(pools.__file__).parents[2]
 CODE = '''
 import ctypes, os, signal, subprocess, sys, time
 
+ORPHAN = "sleep 60 > /dev/null & echo $!"
+
 def twice(what):
     """Do what the text asks for, or return it twice."""
     print("noise", what)
@@ -33,6 +35,8 @@ def twice(what):
         "segfault": lambda: ctypes.string_at(0),
         "pid": os.getpid,
         "child": lambda: subprocess.Popen(["sleep", "60"]).pid,
+        "session": lambda: subprocess.Popen(["sleep", "60"], start_new_session=True).pid,
+        "orphan": lambda: int(subprocess.check_output(["setsid", "sh", "-c", ORPHAN])),
         "noise": lambda: os.write(1, b"z" * 1_000_000),
         "modules": lambda: sorted(sys.modules),
     }.get(what, lambda: what * 2)()
@@ -131,11 +135,11 @@ def test_code_that_cannot_be_loaded_is_an_error_at_once(own, reference, message)
 
 
 def test_no_process_outlives_its_trainer(own):
-    """Neither a hanging call nor a process that the code has started."""
+    """Neither a hanging call nor a process that the code has started, in whatever session."""
     program = (
         "from tasks.extensions.pool import open_pool\n"
         "with open_pool('own/code.py:twice', {}, 2, 60.0) as pool:\n"
-        "    replies = pool.call_all([['pid'], ['child']])\n"
+        "    replies = pool.call_all([['pid'], ['child'], ['session'], ['orphan']])\n"
         "    print(*[reply.value for reply in replies], flush=True)\n"
         "    pool.call_all([['hang'], ['hang']])\n"
     )
@@ -145,11 +149,20 @@ def test_no_process_outlives_its_trainer(own):
         env={**os.environ, "PYTHONPATH": str(PROJECT)},
     )
     pids = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert len(pids) == 2
+    assert len(pids) == 4 and all(map(alive, pids))
     trainer.kill()
     trainer.wait()
     wait_until(lambda: not any(map(alive, pids)))
     trainer.stdout.close()
+
+
+def test_no_process_outlives_the_pool_or_a_call_that_hangs(own):
+    with open_pool("own/code.py:twice", {}, 1, 1.0) as opened:
+        before = [opened.call_all([[what]])[0].value for what in ("session", "orphan")]
+        opened.call_all([["hang"]])
+        after = [opened.call_all([[what]])[0].value for what in ("session", "orphan")]
+        assert [alive(pid) for pid in (*before, *after)] == [False, False, True, True]
+    assert not any(map(alive, after))
 
 
 def alive(pid):
