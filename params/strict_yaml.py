@@ -10,6 +10,7 @@ few lines of aliases can stand for billions of values.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,8 @@ def read_text(file: Path) -> str:
     check_regular(file)
     if (size := file.stat().st_size) > LARGEST:
         raise ValueError(f"{file} has {size:,} bytes: a file of parameters has at most {LARGEST:,}")
-    content = file.read_bytes()
+    with file.open("rb") as binary:
+        content = binary.read(LARGEST)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -64,9 +66,22 @@ def read_text(file: Path) -> str:
 
 
 def check_regular(file: Path) -> None:
-    """Raise ValueError for what is no regular file, such as a pipe, which would never end."""
-    if not file.is_file():
-        raise ValueError(f"{file} is no regular file: put a YAML file there")
+    """Raise ValueError for what is no regular file, such as a pipe, which would never end.
+
+    Nor is a file that the kernel makes while it is read, such as /proc/kmsg, which has no size.
+    """
+    if not file.is_file() or (not file.stat().st_size and _has_content(file)):
+        raise ValueError(f"{file} is no regular file: put one there")
+
+
+def _has_content(file: Path) -> bool:
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return bool(os.read(descriptor, 1))
+    except OSError:  # nothing yet: it waits for more
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def parse(text: str, where: str) -> Any:

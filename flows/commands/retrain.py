@@ -39,7 +39,7 @@ from flows.runs import (
 )
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
-from params import overrides, strict_yaml
+from params import overrides
 from params.run_folders import RunFolders
 from params.schema.base import SOURCES
 from tasks import chat, recipes
@@ -119,6 +119,7 @@ def complete(folder: Path, recipe: str, changes: Sequence[str], base: str) -> st
     """Finish a run: stages, commit, branch, promotion and push; return its branch."""
     commit = git.head(folder)
     if commit == base:
+        check_files(folder)
         if (known := pipeline.already_run(recipe, folder)) and not is_overtaken(recipe, known):
             print(f"nothing new since {known}")
             return known
@@ -248,11 +249,19 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
     return 0
 
 
-def check_files() -> None:
-    """Raise ValueError for pipes, devices and sockets among the inputs, which DVC would read."""
-    for file in sorted(Path("params").glob("*.yaml")):
-        strict_yaml.check_regular(file)
-    check_folder(SOURCES)
+def check_files(root: Path = Path()) -> None:
+    """Raise ValueError, with every path, for inputs that never end: DVC would read them.
+
+    These are pipes, devices, sockets and links to them.
+    """
+    faults = []
+    for folder, links in ((SOURCES, True), (Path("params"), False), (OWN, False)):
+        try:
+            check_folder(root / folder, links=links)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
 
 
 def _here(recipe: str) -> int:
@@ -304,8 +313,7 @@ def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
     ran_before = pipeline.locked()
     for name, reasons in changed.items():
         if name in ran_before:
-            more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-            print(f"{name} has to run: {reasons[0]}{more}")
+            print(f"{name} has to run: {'; '.join(reasons)}")
     return _run(recipe)
 
 
@@ -337,9 +345,11 @@ def from_the_first_of(changed: Collection[str]) -> Sequence[str]:
 
 
 def _table(recipe: str) -> str:
-    """Return the table of the last evaluation."""
+    """Return the table of the last evaluation, and what the recipe says is to be expected."""
     table = RunFolders(recipe).table
-    return table.read_text() if table.exists() else f"{table} was not written"
+    text = table.read_text() if table.exists() else f"{table} was not written"
+    expected = recipes.load(recipe, Path("params")).expect
+    return text + (f"\nwhat to expect of {recipe}: {expected}\n" if expected else "")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,15 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +35,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 COMPRESSED = ".gz"
+DVC_OBJECT = re.compile(r"/files/md5/[0-9a-f]{2}/[0-9a-f]{30}$")  # of its cache
 DELIMITERS = (",", ";", "\t")
 LARGEST = 2**30  # bytes of a file, unpacked
 LARGEST_LINE = 2**24  # bytes of a line or of a value, which may be a whole document
@@ -74,7 +77,7 @@ def rows(
             f"{file} has the suffix '{file.suffix}': known are {', '.join(FORMATS)}, each but "
             f".parquet also with {COMPRESSED}; convert it"
         )
-    _check_content(file)
+    before = _check_content(file)
     location = None
     for number, (location, record) in enumerate(FORMATS[kind](file, under, fields), start=1):
         if number > MOST_RECORDS:
@@ -88,6 +91,8 @@ def rows(
             yield location, Fault(location, "is no object", remedy, detail=f" but {shown(record)}")
     if location is None:
         raise ValueError(f"{file} is empty: it needs at least one record")
+    if _state(file.stat()) != before:
+        raise ValueError(f"{file} has changed while it was read: run again once it is complete")
 
 
 def format_of(file: Path) -> str:
@@ -98,14 +103,35 @@ def format_of(file: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _check_content(file: Path) -> None:
+def opened(file: Path) -> BinaryIO:
+    """Open a regular file. Raises ValueError for any other, without waiting for its other end."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ValueError(
+            f"{file} cannot be read ({error.strerror}): give yourself the right to read it, or put "
+            "the file there anew"
+        ) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(_irregular(file))
+    return os.fdopen(descriptor, "rb")
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _check_content(file: Path) -> tuple[int, int, int]:
+    """Check what can be seen before a file is read, and return its state."""
     if not file.exists():
         raise ValueError(f"{file} does not exist: put the file there, or correct the path to it")
     check_regular(file)
-    if file.stat().st_size > LARGEST:
-        raise ValueError(_too_large(file, f"{file.stat().st_size:,} bytes"))
-    with file.open("rb") as binary:
-        first = binary.read(len(LFS_POINTER))
+    with opened(file) as binary:
+        status = os.fstat(binary.fileno())
+        if status.st_size > LARGEST:
+            raise ValueError(_too_large(file, f"{status.st_size:,} bytes"))
+        first = _first(file, binary, status.st_size)
     if first == LFS_POINTER:
         raise ValueError(
             f"{file} is a pointer of Git LFS and not the data: fetch the data with `git lfs pull` "
@@ -113,20 +139,71 @@ def _check_content(file: Path) -> None:
         )
     if first.startswith(UTF16_MARKS):
         raise ValueError(f"{file} is UTF-16: save it as UTF-8")
+    return _state(status)
+
+
+def _first(file: Path, binary: BinaryIO, size: int) -> bytes:
+    """Return the first bytes of a file; ValueError for one that the kernel makes while it is read.
+
+    Such files have no size, and reading some of them, such as /proc/kmsg, never ends.
+    """
+    try:
+        first = os.read(binary.fileno(), len(LFS_POINTER))
+    except OSError:  # nothing yet: it waits for more
+        first = b"?"
+    if first and not size:
+        raise ValueError(_irregular(file))
+    return first
+
+
+def _irregular(file: Path) -> str:
+    return f"{file} is no regular file: put a file there, or remove it"
+
+
+# ---------------------------------------------------------------- what may be in a folder
 
 
 def check_regular(file: Path) -> None:
     """Raise ValueError for a pipe, a device or a socket, which may never end; also for a folder."""
     if not file.is_file():
-        raise ValueError(f"{file} is no regular file: put a file there, or remove it")
+        raise ValueError(_irregular(file))
+    if not file.stat().st_size:
+        with opened(file) as binary:
+            _first(file, binary, 0)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise ValueError with all paths in a folder that are neither regular files nor folders."""
-    special = [path for path in sorted(folder.rglob("*")) if not (path.is_file() or path.is_dir())]
-    existing = [path for path in special if path.exists()]
-    if existing:
-        raise ValueError("\n".join(f"{path} is no regular file: remove it" for path in existing))
+def check_folder(folder: Path, *, links: bool = True) -> None:
+    """Raise ValueError with all paths in a folder that nobody can read to an end, or watch.
+
+    These are pipes, devices, sockets and files of the kernel, links that lead nowhere or around in
+    a circle, and, with ``links``, links that lead out of the folder: what is there may change
+    without notice. Links into DVC's cache are DVC's own.
+    """
+    faults = [_fault(path, folder, links) for path in sorted(folder.rglob("*"))]
+    if any(faults):
+        raise ValueError("\n".join(filter(None, faults)))
+
+
+def _fault(path: Path, folder: Path, links: bool) -> str:
+    if path.is_symlink():
+        target = Path(os.path.realpath(path))
+        if not target.exists():
+            return f"{path} is a link that leads nowhere: remove it"
+        if path.parent.resolve().is_relative_to(target):
+            return f"{path} is a link to a folder that it lies in: remove it"
+        inside = target.is_relative_to(folder.resolve())
+        if links and not inside and not DVC_OBJECT.search(str(target)):
+            return (
+                f"{path} is a link that leads out of {folder}/, to {target}: copy what is there, "
+                "mount its folder here (mount --bind), or have DVC fetch it (dvc import-url)"
+            )
+    if path.is_dir():
+        return ""
+    try:
+        check_regular(path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _too_large(file: Path, extent: object) -> str:
@@ -198,8 +275,8 @@ def _object(pairs: list[tuple[str, Any]]) -> Record | Unreadable:
 def _parquet(file: Path, under: str | None, fields: Collection[str] | None) -> Rows:
     number = 0
     try:
-        with pq.ParquetFile(file) as opened:
-            _check_distinct(file, opened.schema_arrow.names)
+        with opened(file) as binary, pq.ParquetFile(binary) as table:
+            _check_distinct(file, table.schema_arrow.names)
         for record in parquet.records(file, fields, LARGEST, LARGEST_LINE):
             number += 1
             yield f"{file}, row {number}", record
@@ -297,7 +374,7 @@ def _lines(file: Path, longest: int) -> Iterator[tuple[int, bytes]]:
     compressed = file.suffix.lower() == COMPRESSED
     number = size = 0
     whole = True  # the part before ended a line
-    with gzip.open(file) if compressed else file.open("rb") as binary:
+    with opened(file) as stored, gzip.open(stored) if compressed else stored as binary:
         try:
             while part := binary.readline(longest + 1):
                 size += len(part)

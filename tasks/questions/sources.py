@@ -35,7 +35,7 @@ def source_files(settings: Prepare, tools: Mapping[str, Frozen], sets: Sets) -> 
     """Return the files that questions, traces and corpus are read from.
 
     The user's own files are looked up before files of the hub are fetched. Raises ValueError for a
-    missing one, and for pipes, devices and sockets in the folder of these files.
+    missing one, and for what ``check_folder`` refuses in the folder of these files.
     """
     check_folder(SOURCES)
     expert = settings.expert

@@ -152,9 +152,17 @@ def test_a_device_that_is_not_here_is_said_before_anything_starts(project, capsy
 def test_a_pipe_among_the_inputs_is_refused_before_it_is_read(project, capsys):
     Path("data/sources/toy").mkdir(parents=True)
     os.mkfifo("data/sources/toy/train.jsonl")
+    Path("data/sources/toy/kernel.jsonl").symlink_to("/proc/kmsg")
+    Path("params/mine.yaml").symlink_to("/proc/kmsg")
+    Path("own").mkdir()
+    Path("own/tool.py").symlink_to("/dev/zero")
     assert retrain.main(["toy", "--here"]) == 2
-    said = capsys.readouterr().err
-    assert said == "retrain: data/sources/toy/train.jsonl is no regular file: remove it\n"
+    assert [line.partition(" is ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "retrain: data/sources/toy/kernel.jsonl",
+        "data/sources/toy/train.jsonl",
+        "params/mine.yaml",
+        "own/tool.py",
+    ]
 
 
 def test_files_in_use_and_a_missing_repository_are_said_with_a_remedy(project, capsys):

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import socket
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -353,6 +354,74 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path):
         str(tmp_path / "b/c"),
         str(tmp_path / "r.jsonl"),
     ]
+
+
+def test_links_and_special_files_of_a_folder_are_refused_at_once(tmp_path):
+    """Among them /proc/version, a regular file without a size; /proc/kmsg would never end."""
+    folder, elsewhere = tmp_path / "sources", tmp_path / "elsewhere"
+    cached = elsewhere / "files/md5/0c/c175b9c0f1b6a831c399e269772661"
+    for each in (folder / "intake/inner", cached.parent, elsewhere / "set"):
+        each.mkdir(parents=True)
+    for file in (folder / "intake/a.jsonl", cached, elsewhere / "b.jsonl"):
+        file.write_text("{}")
+    links = {
+        "inside.jsonl": "a.jsonl",
+        "cached.jsonl": cached,
+        "folder": "inner",
+        "out.jsonl": elsewhere / "b.jsonl",
+        "set": elsewhere / "set",
+        "kernel.jsonl": "/proc/kmsg",
+        "device.jsonl": "/dev/zero",
+        "nowhere.jsonl": "missing",
+        "loop.jsonl": "loop.jsonl",
+        "above": "..",
+    }
+    for name, target in links.items():
+        (folder / "intake" / name).symlink_to(target)
+    os.mkfifo(folder / "intake/pipe.jsonl")
+    (folder / "socket").parent.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket"))
+    with pytest.raises(ValueError) as caught:
+        record_files.check_folder(folder)
+    lines = [line.removeprefix(f"{folder}/") for line in str(caught.value).splitlines()]
+    out = f"is a link that leads out of {folder}/, to"
+    assert lines == [
+        "intake/above is a link to a folder that it lies in: remove it",
+        f"intake/device.jsonl {out} /dev/zero: {REMEDY}",
+        f"intake/kernel.jsonl {out} /proc/kmsg: {REMEDY}",
+        "intake/loop.jsonl is a link that leads nowhere: remove it",
+        "intake/nowhere.jsonl is a link that leads nowhere: remove it",
+        f"intake/out.jsonl {out} {elsewhere}/b.jsonl: {REMEDY}",
+        "intake/pipe.jsonl is no regular file: put a file there, or remove it",
+        f"intake/set {out} {elsewhere}/set: {REMEDY}",
+        "socket is no regular file: put a file there, or remove it",
+    ]
+    with pytest.raises(ValueError, match="no regular file"):
+        record_files.check_folder(folder, links=False)
+
+
+REMEDY = (
+    "copy what is there, mount its folder here (mount --bind), or have DVC fetch it "
+    "(dvc import-url)"
+)
+
+
+@pytest.mark.parametrize("target", ["/proc/version", "/proc/kmsg", "/dev/zero", "/dev/tty"])
+def test_what_the_kernel_makes_is_refused_without_reading_on(tmp_path, target):
+    (tmp_path / "r.jsonl").symlink_to(target)
+    with pytest.raises(ValueError, match=r"r\.jsonl is no regular file|r\.jsonl cannot be read"):
+        list(rows(tmp_path / "r.jsonl"))
+
+
+def test_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    file = write(tmp_path, "r.jsonl", '{"q": 1}\n{"q": 2}\n')
+    records = rows(file)
+    next(records)
+    with file.open("a") as later:
+        later.write('{"q": 3}\n')
+    with pytest.raises(ValueError, match=r"r\.jsonl has changed while it was read: run again"):
+        list(records)
 
 
 def test_a_damaged_parquet_file_is_refused(tmp_path):
