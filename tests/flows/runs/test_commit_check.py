@@ -309,6 +309,18 @@ def test_an_ordinary_commit_is_restored_with_this_checkouts_settings(places, aut
     assert commit.startswith(place.name.removeprefix("toy-"))
 
 
+def test_a_worker_refuses_it_too(places, author):
+    from flows import deploy  # with Prefect, which the other tests do without
+
+    folder, outside = author
+    link(".beamline", "OUTSIDE/folder")(folder, outside)
+    commit = fetched(places[0], folder)
+    place = places[0] / ".beamline/runs/worker"
+    with pytest.raises(ValueError, match=r"\.beamline is a link"):
+        deploy.receive.fn("first@toy", commit, {}, place)
+    assert not place.exists()
+
+
 def test_a_link_at_the_settings_is_replaced_and_not_followed(places, author):
     project, (_, outside) = places[0], author
     place = project / ".beamline/runs/one"
