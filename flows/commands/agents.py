@@ -143,7 +143,7 @@ class Trying:
         """Return the record of a variant on a set, computed now or found."""
         questions = self.sets[name]
         step = SubStep(self.name, self._stage(variant, name), 0, self.recipe.seed, self.ledger)
-        progress = Progress(f"{self.label(variant)}, {name}", len(questions))
+        progress = Progress(f"{self.label(variant)}, {name}", len(questions), unit="questions")
         record: Record = try_agent(
             step,
             self.inputs(variant, questions),

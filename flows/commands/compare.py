@@ -184,7 +184,11 @@ def _measured(comparison: Comparison, variant: Variant | None, step: SubStep) ->
     made_by = {"commit": revision.commit, "uncommitted": revision.dirty}
     if variant is None:
         return {**measure(comparison, None, step), **made_by}
-    progress = Progress(f"{variant.name}, seed {step.seed}", int(comparison.budget.amount))
+    progress = Progress(
+        f"{variant.name}, seed {step.seed}",
+        int(comparison.budget.amount),
+        unit=comparison.budget.kind.replace("_", " "),
+    )
     result = measure(comparison, variant, step, _advance(progress, comparison.budget))
     progress.close()
     return {**result, **made_by}

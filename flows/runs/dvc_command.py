@@ -33,6 +33,7 @@ SHOWN = 200  # characters of an entry of a folder in a message
 GRACE = 10.0  # shutdown grace period in seconds
 RUN = "BEAMLINE_RUN"  # environment variable: the run whose stages this process runs
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
+EMPTY_OUT = "'%s' is empty."  # DVC's warning: a stage that has nothing to do writes an empty file
 KILLED = 137  # and after SIGKILL
 DAMAGED_LOCK_REMEDY = (
     "`git checkout dvc.lock` brings back the one that was committed; where none was, remove the "
@@ -194,7 +195,7 @@ def _is_needed(record: logging.LogRecord) -> bool:
     for busy in (error, cause):
         if isinstance(busy, LockError):
             record.msg, record.args, record.exc_info = _explained(busy, Path.cwd()), (), None
-    if isinstance(cause, StageCmdFailedError):
+    if isinstance(cause, StageCmdFailedError) or record.msg == EMPTY_OUT:
         return False
     return record.levelno >= logging.WARNING or record.name.startswith("dvc.stage")
 

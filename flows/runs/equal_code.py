@@ -18,7 +18,8 @@ from typing import Any
 from flows.host import files
 from flows.runs.dvc_command import open_repository
 from flows.runs.pipeline import changes_of, locked
-from tasks.ledger.keys import ROOMS, code_digest
+from flows.runs.stage_reasons import is_code
+from tasks.ledger.keys import code_digest
 
 FILE = Path(".beamline/code.json")  # stage -> its dependencies in dvc.lock, and digests of code
 CHANGED_DEPENDENCIES = "changed deps"  # of DVC's status
@@ -76,12 +77,7 @@ def _write(known: Mapping[str, Any]) -> None:
 def _code(entry: Mapping[str, Any]) -> dict[str, str]:
     """Return the files and folders of code in an entry of dvc.lock, with their digests."""
     deps = entry.get("deps", [])
-    return {dep["path"]: dep.get("md5", "") for dep in deps if _is_code(dep["path"])}
-
-
-def _is_code(path: str) -> bool:
-    dependency = Path(path)
-    return dependency.suffix == ".py" or (dependency.parts[0] in ROOMS and not dependency.suffix)
+    return {dep["path"]: dep.get("md5", "") for dep in deps if is_code(dep["path"])}
 
 
 def _is_equal(changes: list[Any] | None, before: Mapping[str, Any]) -> bool:

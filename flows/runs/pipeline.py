@@ -15,6 +15,7 @@ import yaml
 
 from flows.runs import git
 from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, open_repository
+from flows.runs.stage_reasons import Params, reasons
 
 PIPELINE = "dvc.yaml"
 
@@ -102,7 +103,23 @@ def status(recipe: str) -> dict[str, list[str]]:
     """
     with open_repository() as repository:
         _stages(recipe, repository)  # raises for one whose settings are not understood
-        return {name: _reasons(changes) for name, changes in changes_of(recipe, repository).items()}
+        changes = changes_of(recipe, repository)
+        params = _params(recipe, repository) if changes else {}
+    return {name: reasons(report, *params[name]) for name, report in changes.items()}
+
+
+def _params(recipe: str, repository: Any) -> dict[str, tuple[Params, Params]]:
+    """Return the parameters of each stage of a recipe by file, in dvc.lock and now."""
+    from dvc.dependency import ParamsDependency
+
+    return {
+        _name(stage): (
+            {dep.def_path: dep.hash_info.value or {} for dep in params},
+            {dep.def_path: dep.read_params() for dep in params},
+        )
+        for stage in _ordered(recipe, repository)
+        for params in [[dep for dep in stage.deps if isinstance(dep, ParamsDependency)]]
+    }
 
 
 def changes_of(recipe: str, repository: Any) -> dict[str, list[Any]]:
@@ -113,21 +130,6 @@ def changes_of(recipe: str, repository: Any) -> dict[str, list[Any]]:
     with repository.lock:
         reports = [(_name(stage), stage.status()) for stage in _ordered(recipe, repository)]
     return {name: changes for name, report in reports for changes in report.values()}
-
-
-def _reasons(changes: list[Any]) -> list[str]:
-    """Turn DVC's report into lines.
-
-    [{"changed deps": {"a.yaml": {"seed": "new"}}}] → ["a.yaml seed: new"]. Entries of other kinds
-    are texts already, such as "changed command".
-    """
-    lines = [change for change in changes if isinstance(change, str)]
-    for change in changes:
-        paths = {} if isinstance(change, str) else next(iter(change.values()))
-        for path, what in paths.items():
-            parts = what if isinstance(what, dict) else {"": what}
-            lines += [f"{path} {key}".rstrip() + f": {how}" for key, how in parts.items()]
-    return lines
 
 
 def locked(root: Path = HERE) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def cold_start_flow(name: str) -> None:
 
 def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
     """Fine-tune with a progress bar, and log the curve."""
-    progress = Progress("cold start", inputs.settings.steps)
+    progress = Progress("cold start", inputs.settings.steps, unit="steps")
     record = cold_start(step, inputs, advance=progress.reach, learners=learners)
     progress.close()
     for point in record["curve"]:

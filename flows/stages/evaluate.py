@@ -82,7 +82,7 @@ def evaluate_flow(name: str) -> None:
 
 def _answered(exam: Exam, step: SubStep, policy: Artifact) -> list[Record]:
     """Let one policy answer, with a progress bar of its own."""
-    progress = Progress(step.stage, exam.recipe.evaluate.questions)
+    progress = Progress(step.stage, exam.recipe.evaluate.questions, unit="questions")
     records = answer(exam, step, policy, progress.advance)
     progress.close()
     return records

@@ -89,7 +89,7 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
     section, name = training.recipe.reinforce, training.start.recipe
     iterations: list[Iteration] = []
     seconds: list[Seconds] = []
-    progress = Progress("reinforce", section.iterations)
+    progress = Progress("reinforce", section.iterations, unit="iterations")
     watch = AlarmWatch(name, section.stop_on, section.questions)
     began = time.time()
     for iteration in train(training):

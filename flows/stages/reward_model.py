@@ -57,8 +57,6 @@ def reward_model_flow(name: str) -> None:
             )
             records.append(trained(step, recipe, recipe.reward_model, policy, trees, rewards, run))
             published = PublishedRewardModel(artifacts.output(records[-1], "model"), trees, rewards)
-        else:
-            print("reward_model: none")
         publish_recorded(records, folders.calls_of_reward_model)
         published_model.publish(folders.reward_model, published)
         artifacts.publish_records(records, folders.records("reward_model"))
@@ -90,7 +88,7 @@ def labelled(
             evaluation=False,
             training=True,
         )
-        progress = Progress("labelled trees", len(record["questions"]))
+        progress = Progress("labelled trees", len(record["questions"]), unit="questions")
         answered = answer(exam, step, policy, progress.advance)
         progress.close()
     return [record, *answered]
@@ -119,7 +117,7 @@ def trained(
         steps=section.steps,
         machine=recipe.machine,
     )
-    progress = Progress("reward model", section.steps)
+    progress = Progress("reward model", section.steps, unit="steps")
     record = reward_model(step, inputs, advance=progress.reach)
     progress.close()
     for point in record["curve"]:

@@ -13,10 +13,13 @@ LINE_EVERY = 60.0  # seconds, without a terminal
 
 
 class Progress:
-    """The progress of some work out of ``total`` units, with values that ``note`` adds."""
+    """The progress of some work out of ``total`` units, with values that ``note`` adds.
 
-    def __init__(self, name: str, total: int, done: int = 0) -> None:
-        self.name, self.total, self.done = name, total, done
+    ``unit``: what is counted, in the plural.
+    """
+
+    def __init__(self, name: str, total: int, done: int = 0, *, unit: str = "") -> None:
+        self.name, self.total, self.done, self.unit = name, total, done, unit
         self.values: dict[str, Any] = {}
         self.last_line = time.monotonic()
         self.bar: tqdm[Any] | None = (
@@ -50,13 +53,21 @@ class Progress:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Close the bar, or print the last line."""
+        """Close the bar, or print the last line.
+
+        Work of which nothing was counted is reused: it was done by an earlier call.
+        """
         if self.bar is not None:
+            self.bar.leave = self.done > 0
             self.bar.close()
-        else:
+        if not self.done and self.total:
+            many = f"all {self.total} {self.unit}" if self.total > 1 else f"1 {self.unit}"
+            print(f"{self.name}: {many.rstrip()} done before, and reused", flush=True)
+        elif self.bar is None:
             self._print_line()
 
     def _print_line(self) -> None:
         self.last_line = time.monotonic()
         values = "".join(f", {name} {value}" for name, value in self.values.items())
-        print(f"{self.name}: {self.done} of {self.total}{values}", flush=True)
+        unit = f" {self.unit}" if self.unit else ""
+        print(f"{self.name}: {self.done} of {self.total}{unit}{values}", flush=True)

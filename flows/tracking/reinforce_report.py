@@ -132,7 +132,8 @@ def report_published(
         measure = recipe.verdict.measure
         mean = validation.best(policies, measure).mean(measure)
         why = f"the best by validation, {measure} {100 * mean:.1f} %"
-    print(f"reinforce: the policy of iteration {iteration} is published, {why}")
+    learned = f"{iteration + 1} iteration{'s' * (iteration > 0)}"
+    print(f"reinforce: the policy after {learned} is published, {why}")
     run.set_tags({"published_iteration": str(iteration), "published": why})
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from params import strict_yaml
 from params.schema.agent import Dialogue, EngineSettings, Sections
@@ -24,7 +24,14 @@ from params.schema.verdict import Verdict
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
 REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  # now a list
 NEED_SCORES = ("answer", "many_tools", "scorer")  # parts of the reward
+LONGEST_LINE = 400  # characters of a line that a run prints
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
+
+
+def _one_line(text: str | None) -> str | None:
+    if text is not None and (len(text) > LONGEST_LINE or not text.isprintable()):
+        raise ValueError(f"is printed as one line: write at most {LONGEST_LINE} printable letters")
+    return text
 
 
 class Recipe(Frozen):
@@ -34,6 +41,9 @@ class Recipe(Frozen):
     it, or what happened before there was the key. What a run learns with and from has none.
     """
 
+    # What a run of it shows, in a line that the run prints beside its results; null: nothing. It
+    # decides no result, so it is in no key.
+    expect: Annotated[str | None, AfterValidator(_one_line), Field(exclude=True)] = None
     seed: NonNegative  # of every random draw
     start: Literal["scratch", "champion"] = "scratch"  # the policy that training starts from
     champion: Champion | None = None  # null: there is none yet

@@ -21,6 +21,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -29,6 +30,9 @@ from tasks.ledger import explain, keys, records
 from tasks.ledger.artifacts import ROOT, Artifact, Record, need, remove
 from tasks.ledger.records import MARKS, RETIRED, retired
 from tasks.ledger.records import read as read
+
+DROPPERS = 8  # threads that remove files: more of them are no quicker
+PROGRESS = 2.0  # seconds between two lines of a removal
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -139,11 +143,13 @@ def _found_or_made(
     folder = step._place(verb, identities)
     if reused_record := step.ledger.find(folder):
         return SubStepResult(reused_record, found=True)
+    files = {}
     for entry in fields(inputs):
         for artifact in _artifacts_in(getattr(inputs, entry.name)):
             need(artifact)
+            files[artifact.digest] = str(artifact.path)
     made_of = {"inputs": identities, "sources": keys.source_digests(module_of(verb))}
-    step.ledger.explain(step, verb.__name__, made_of)
+    step.ledger.explain(step, verb.__name__, made_of, files)
     partial = _empty(folder.with_name(f".{folder.name}.partial"))
     began = time.time()
     result = verb(replace(step, out=partial), inputs, **others)
@@ -217,12 +223,18 @@ class Ledger:
                 return record
         return None
 
-    def explain(self, step: SubStep, verb: str, made_of: Mapping[str, Any]) -> None:
-        """Print why the first new sub-step of a stage runs, once per stage."""
+    def explain(
+        self, step: SubStep, verb: str, made_of: Mapping[str, Any], files: Mapping[str, str]
+    ) -> None:
+        """Print why the first new sub-step of a stage runs, once per stage.
+
+        ``files``: paths of its inputs by digest.
+        """
         if step.folder not in self.explained:
             self.explained.add(step.folder)
             reused = self.reused.get(step.folder, set())
-            text = explain.report(step.folder, step.iteration, verb, reused, made_of)
+            at = (step.stage, step.iteration, verb)
+            text = explain.report(step.folder, at, reused, made_of, files)
             print(text, end="", flush=True)
 
     def finish(self, partial: Path, folder: Path, record: Record) -> Record:
@@ -287,20 +299,20 @@ class Ledger:
         The artifacts ``weights`` of every ``every``-th iteration stay for good; those of the
         sub-steps that made one of ``spare`` stay this time. The artifacts ``small`` always stay.
         """
+        spared = {part for artifact in spare for part in Path(artifact.path).parents}
+        old: dict[Path, list[Path]] = {}
         for folder in step.folder.glob(f"[0-9]*-{verb}-*"):
             number = folder.name.partition("-")[0]
             if not number.isdecimal() or int(number) > step.iteration - last:
                 continue
-            spared = any(Path(artifact.path).is_relative_to(folder) for artifact in spare)
-            kept_weights = weights if spared or (int(number) + 1) % every == 0 else ()
+            kept_weights = weights if folder in spared or (int(number) + 1) % every == 0 else ()
             stay = {*kept_weights, *small}
-            paths = [p for p in folder.iterdir() if p.name not in MARKS and p.stem not in stay]
-            self._drop(folder, paths)
+            if paths := [p for p in folder.iterdir() if p.name not in MARKS and p.stem not in stay]:
+                old[folder] = paths
+        _in_threads(self._drop, old, f"{step.stage}: dropping what old sub-steps {verb} made")
 
     def _drop(self, folder: Path, paths: Sequence[Path]) -> None:
         """Remove artifacts, first here, then in the mirror; RETIRED names them before that."""
-        if not paths:
-            return
         for mirror in self.mirrors:
             mirror.withdraw(folder)
         names = retired(folder) | {path.stem for path in paths}
@@ -322,6 +334,29 @@ class Ledger:
                 for mirror in self.mirrors:
                     mirror.drop(sub_step)
                 shutil.rmtree(sub_step)
+
+
+def _in_threads(
+    drop: Callable[[Path, Sequence[Path]], None], paths: Mapping[Path, Sequence[Path]], what: str
+) -> None:
+    """Call ``drop`` with each folder and its paths, and print how far it is if that takes long.
+
+    Removing thousands of files waits for the disk, one after the other: threads wait together.
+    """
+    if len(paths) < 2:  # each iteration's own, but for the first call after a change of ``keep``
+        for folder, each in paths.items():
+            drop(folder, each)
+        return
+    pool, printed = ThreadPoolExecutor(DROPPERS), time.monotonic()
+    try:
+        jobs = [pool.submit(drop, folder, each) for folder, each in paths.items()]
+        for number, job in enumerate(jobs, start=1):
+            job.result()
+            if time.monotonic() > printed + PROGRESS:
+                printed = time.monotonic()
+                print(f"{what}: {number:,} of {len(jobs):,}", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _scratch(folder: Path) -> Path:

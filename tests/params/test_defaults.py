@@ -33,6 +33,7 @@ budget: {calls: null, tokens: null}
 """)
 NEW = {  # which recipes of the project leave out
     "machine__disk_gib": None,
+    "expect": None,
     "dialogue__prompt": "growing",
     "dialogue__history": 2,
     "dialogue__prompt_tokens": None,

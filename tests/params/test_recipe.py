@@ -128,6 +128,7 @@ def test_tables_are_no_recipes():
 def test_recipes_keep_the_values_of_their_files(loaded):
     for name, recipe in loaded.items():
         values = edited(FILES[name], {})
+        assert recipe.expect == values.pop("expect", None)  # is in no key either
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
         if values["prepare"]["policy"]["kind"] == "pretrained":
@@ -158,7 +159,7 @@ def test_trial_recipe_has_the_same_keys(small, large):
         if small == "gsm8k-smoke":  # other questions, and another expert
             changes = {"prepare__questions": None, "prepare__expert": None}
             values = edited(values, changes)
-        return list(keys(values))
+        return [key for key in keys(values) if key != "expect"]
 
     assert rest(small) == rest(large)
 
@@ -765,3 +766,9 @@ def test_labels_suffice_where_no_other_answers_are_scored():
     only["reinforce"] |= {"reward": [{"format": {"broken": -1.0}}], "algorithm": "dapo"}
     with pytest.raises(ValueError, match=r"group_filter spread.*scored is labelled"):
         schema.algorithm_of(recipes.check(only, "x"))
+
+
+@pytest.mark.parametrize("text", ["one line\nand another", "\x1b[2J", "a" * 500])
+def test_what_is_expected_is_one_printable_line(text):
+    with pytest.raises(ValueError, match=r"'expect' .*printed as one line"):
+        recipes.check({**FILES["smoke"], "expect": text}, "it")

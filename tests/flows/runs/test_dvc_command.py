@@ -116,8 +116,7 @@ def test_keys_that_a_recipe_leaves_out_have_their_defaults(project, capfd):
     toy.write_recipe(project)
     assert "first@toy" not in pipeline.status("toy"), "they are written with the same values"
     toy.write_recipe(project, verdict__measure="score")
-    reason = "params/toy.yaml verdict.measure: modified"
-    assert pipeline.status("toy")["first@toy"] == [reason]
+    assert pipeline.status("toy")["first@toy"] == ["verdict.measure: success -> score"]
 
 
 def test_required_key_that_is_missing_is_an_error(project, capfd):

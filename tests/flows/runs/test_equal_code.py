@@ -20,7 +20,7 @@ def remembered(ran):
 
 def test_a_comment_starts_no_stage(remembered):
     append("# why\n")
-    assert pipeline.status("toy") == {"first@toy": ["first.py: modified"]}
+    assert pipeline.status("toy") == {"first@toy": ["code: first.py"]}
     assert equal_code.take_over("toy") == ["first@toy"]
     assert pipeline.status("toy") == {}
     append("# and why else\n")  # the first comment is in dvc.lock, the digests are of before

@@ -35,11 +35,11 @@ def test_unknown_recipe_meta_key_and_project_are_errors(project, tmp_path, monke
 def test_status_has_the_stages_to_run_and_the_reasons(ran):
     assert pipeline.status("toy") == {}
     toy.write_recipe(ran, evaluate__questions=2, cold_start__steps=7)
-    assert pipeline.status("toy") == {"later@toy": ["params/toy.yaml evaluate.questions: modified"]}
+    assert pipeline.status("toy") == {"later@toy": ["evaluate.questions: 1 -> 2"]}
     Path("data/toy/first").unlink()
-    assert pipeline.status("toy")["first@toy"] == ["data/toy/first: deleted"]
+    assert pipeline.status("toy")["first@toy"] == ["results: data/toy/first missing"]
     Path("first.py").write_text(Path("first.py").read_text() + "# changed\n")
-    assert "first.py: modified" in pipeline.status("toy")["first@toy"]
+    assert "code: first.py" in pipeline.status("toy")["first@toy"]
     Path("dvc.lock").unlink()
     assert list(pipeline.status("toy")) == ["first@toy", "later@toy"]
 

@@ -37,8 +37,16 @@ def test_newest_value_is_shown(capsys):
     work = Progress("cold start", total=2)
     work.note(loss=2.0)
     work.note(loss=1.5)
+    work.advance(2)
     work.close()
-    assert capsys.readouterr().out == "cold start: 0 of 2, loss 1.5\n"
+    assert capsys.readouterr().out == "cold start: 2 of 2, loss 1.5\n"
+
+
+def test_reused_work_is_not_none_done(capsys):
+    Progress("evaluate/trained", total=30, unit="questions").close()
+    assert capsys.readouterr().out == (
+        "evaluate/trained: all 30 questions done before, and reused\n"
+    )
 
 
 def test_terminal_shows_a_bar():
