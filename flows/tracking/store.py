@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from flows.host import empty_databases, processes
 from flows.host.addresses import address_without_password, without_password
+from params.schema.addresses import is_loopback
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -175,7 +176,10 @@ def _check_health(uri: str) -> None:
         address = address_without_password(uri).rstrip(
             "/"
         )  # urllib takes a user for a part of the host
-        urllib.request.urlopen(f"{address}/health", timeout=LOCK_WAIT).close()
+        # urllib does not know ::1 in NO_PROXY
+        direct = [urllib.request.ProxyHandler({})] if is_loopback(address) else []
+        opener = urllib.request.build_opener(*direct)
+        opener.open(f"{address}/health", timeout=LOCK_WAIT).close()
     except urllib.error.HTTPError:
         return
     except urllib.error.URLError as error:

@@ -28,6 +28,7 @@ from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, read_rows
 from tasks.trees.tree import TURN, Call, Node, Question, Tree, join
+from tasks.trees.words import UNSAFE
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
 PAGE = "reports/{}/page.html"  # of a run (flows/pages/)
@@ -39,7 +40,7 @@ SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes of a part that en
 
 ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile(f"(?!\r)[{''.join(UNSAFE.values())}]")
 
 
 @dataclass(frozen=True)
@@ -231,8 +232,9 @@ def _tool_call(
 def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
     """Return ``text``, cut with a note, with a box for each character that no store accepts.
 
-    Those are control characters (a null byte ends a text in some databases) and halves of surrogate
-    pairs (which UTF-8 cannot write). The note counts within ``limit``.
+    Those are control characters (a null byte ends a text in some databases), halves of surrogate
+    pairs (which UTF-8 cannot write), and what is invisible or changes the order of writing. The
+    note counts within ``limit``.
     """
     if len(text) > limit:
         note = f" [cut: {len(text):,} characters in all]"

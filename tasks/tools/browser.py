@@ -41,13 +41,13 @@ from tasks.tools.web_client import (
     read_key,
     reported_as,
     retrying,
-    safe,
     side_by_side,
 )
 from tasks.tools.web_guard import parse_url
 from tasks.tools.web_pages import Fetcher, Manners, Page
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
+from tasks.trees.words import safe
 
 PLACE = "tools.browser.condense"
 TEXT_CHARACTERS = 500_000  # of a page's text that are looked through

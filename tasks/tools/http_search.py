@@ -33,11 +33,11 @@ from tasks.tools.web_client import (
     read_key,
     reported_as,
     retrying,
-    safe,
     side_by_side,
 )
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
+from tasks.trees.words import safe
 
 ANSWER_BYTES = 2**20  # of one answer, at most
 QUERY_REFUSED = (400, 413, 414, 422)  # statuses that say that the query is at fault

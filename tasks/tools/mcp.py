@@ -19,9 +19,9 @@ import jsonschema
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.mcp_settings import McpTools, secrets_of, setting_faults, without_secrets
 from tasks.tools.recording import NOT_RECORDED, replayed_specs
-from tasks.tools.web_client import safe
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
+from tasks.trees.words import safe
 
 if TYPE_CHECKING:
     from tasks.tools.mcp_connection import Connection

@@ -36,9 +36,9 @@ from tasks.chat.bounded_answers import UNPACKED, bound
 from tasks.extensions import descendants
 from tasks.tools import mcp_guard
 from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
-from tasks.tools.web_client import safe
 from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome
 from tasks.trees.tree import Observation
+from tasks.trees.words import safe
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,17 +32,6 @@ FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice
 LONGEST_WAIT = 60.0  # seconds; a server that asks for more is not asked again
 PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body that are unpacked here
 ENCODINGS = {"Accept-Encoding": "gzip, deflate"}
-# What a text must not do to a terminal or a reader; it is replaced by the value. Marks that letters
-# and emoji need stay: joiners (Persian, families of emoji) and signs of the direction's own script.
-_UNSAFE = {
-    "\ufffd": r"\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff",  # halves of characters, and none
-    "\n": r"\u2028\u2029",  # separators of lines and paragraphs
-    " ": r"\x00-\x08\x0b-\x1f\x7f-\x9f",  # controls, those of C1 included
-    # invisible: order of writing, zero width, annotations, tags and unused marks
-    "": r"\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff",
-}
-_PATTERNS = [(re.compile(f"[{signs}]"), instead) for instead, signs in _UNSAFE.items()]
 
 
 class WebError(Exception):
@@ -199,19 +187,6 @@ async def side_by_side(
         for index, item in enumerate(inputs):
             group.start_soon(one, index, item)
     return [observation for observation in observations if observation is not None]
-
-
-def safe(text: str) -> str:
-    """Return a text that every table, tokenizer and terminal takes, and that reads as it stands.
-
-    Halves of characters (lone surrogates) become U+FFFD, control characters become spaces, and
-    characters that change the order of writing or cannot be seen are left out.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    for pattern, instead in _PATTERNS:
-        text = pattern.sub(instead, text)
-    return text
 
 
 # ---------------------------------------------------------------- keys

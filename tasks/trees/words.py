@@ -1,4 +1,4 @@
-"""Compare texts word by word, and escape text that is not printable."""
+"""Compare texts word by word, and make texts of others safe to show: to agents, and to people."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ SIGNS = str.maketrans(  # one way to write each
     | dict.fromkeys("\u00f7\u2044", "/")
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-")
 )
+# What a text must not do to a terminal or a reader; it is replaced by the value. Marks that letters
+# and emoji need stay: joiners (Persian, families of emoji) and signs of the direction's own script.
+UNSAFE = {
+    "\ufffd": r"\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff",  # halves of characters, and none
+    "\n": r"\u2028\u2029",  # separators of lines and paragraphs
+    " ": r"\x00-\x08\x0b-\x1f\x7f-\x9f",  # controls, those of C1 included
+    # invisible: order of writing, zero width, annotations, tags and unused marks
+    "": r"\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff",
+}
+UNSAFE_PATTERNS = [(re.compile(f"[{signs}]"), instead) for instead, signs in UNSAFE.items()]
 LATEX = (  # commands that change only the layout, and the usual synonyms
     (re.compile(r"\\[()\[\]]"), " "),
     (re.compile(r"\\(?:left|right|bigg?[lr]?|text|textbf|mathrm|mbox|displaystyle)(?![a-z])"), " "),
@@ -270,7 +281,8 @@ def _spans(text: Sequence[str], words: int) -> Iterator[tuple[int, int]]:
 def printable(text: str) -> str:
     """Replace characters that a page or terminal might act on by escapes such as "\\x07".
 
-    Line feeds and tabs stay.
+    For people, who see that something stood there; ``safe`` is for agents. Line feeds and tabs
+    stay.
     """
     if text.isprintable():
         return text
@@ -278,3 +290,16 @@ def printable(text: str) -> str:
         sign if sign.isprintable() or sign in "\n\t" else sign.encode("unicode_escape").decode()
         for sign in text
     )
+
+
+def safe(text: str) -> str:
+    """Return a text that every table, tokenizer and terminal takes, and that reads as it stands.
+
+    Halves of characters (lone surrogates) become U+FFFD, control characters become spaces, and
+    characters that change the order of writing or cannot be seen are left out.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    for pattern, instead in UNSAFE_PATTERNS:
+        text = pattern.sub(instead, text)
+    return text

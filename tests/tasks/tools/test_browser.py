@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from tasks.tools.browser import TOOL, Browser
 from tasks.tools.contract import Opening
-from tasks.tools.web_client import safe
 from tasks.tools.web_guard import is_public, parse_url
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call
+from tasks.trees.words import safe
 from tests.tasks.tools.web_server import Reply, as_json, in_turn, serving
 from tests.waiting import LONGEST
 
