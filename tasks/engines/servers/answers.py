@@ -29,7 +29,7 @@ def fault(
     if not isinstance(choices, list):
         return "no list of choices"
     if len(choices) != len(turns):
-        return f"{len(choices)} choices for {len(turns)} turns"
+        return f"{len(choices)} choices instead of {len(turns)}"
     pairs = zip(choices, turns, strict=True)
     faults = (_of_choice(choice, turn, vocabulary, pieces) for choice, turn in pairs)
     return next((f"choice {number}: {one}" for number, one in enumerate(faults) if one), None)

@@ -272,7 +272,7 @@ class Fleet:
     def _reason(self, server: EngineServer) -> str:
         """Return why a server is down, and how often it has been tried."""
         if one := self.failing.get(server):
-            return f"{one.reason} ({one.times} failures)"
+            return f"{one.reason} ({one.times} failure{'s' * (one.times > 1)})"
         return f"engine.servers: {server.name}: it has not answered yet"
 
 
