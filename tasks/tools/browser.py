@@ -36,6 +36,7 @@ from tasks.tools.web_client import (
     ENCODINGS,
     RequestBudget,
     WebError,
+    check_not_moved,
     exchange,
     key_faults,
     read_key,
@@ -266,6 +267,7 @@ async def _ask_model(reading: _Reading, model: Condenser, body: dict[str, Any]) 
     host, seconds = request.url.host, reading.settings.seconds
     async with reading.fetcher.turns:
         answer = await exchange(reading.client, request, host, seconds, ANSWER_BYTES)
+    check_not_moved(request, answer, f"{PLACE}.url")
     try:
         text = json.loads(answer.body)["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError):

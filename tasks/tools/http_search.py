@@ -28,6 +28,7 @@ from tasks.tools.web_client import (
     ENCODINGS,
     RequestBudget,
     WebError,
+    check_not_moved,
     exchange,
     key_faults,
     read_key,
@@ -148,6 +149,7 @@ async def _ask(searching: _Searching, query: str) -> dict[str, list[dict[str, st
     async with searching.turns:
         searching.budget.spend()
         answer = await exchange(client, request, host, settings.seconds, ANSWER_BYTES)
+    check_not_moved(request, answer, "tools.http_search.url")
     if answer.status != 200:
         reason = f"{host} answered with the status {answer.status}"
         refused = answer.status in QUERY_REFUSED

@@ -24,12 +24,14 @@ from params.schema.addresses import key_fault
 from tasks.tools.recording import replay_folder
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Observation
+from tasks.trees.words import safe
 
 Made = TypeVar("Made")
 Asked = TypeVar("Asked")
 
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
 LONGEST_WAIT = 60.0  # seconds; a server that asks for more is not asked again
+SHOWN = 200  # characters of an address in a message
 PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body that are unpacked here
 ENCODINGS = {"Accept-Encoding": "gzip, deflate"}
 
@@ -115,6 +117,17 @@ async def exchange(
         reason = f"{host} answered with the status {response.status_code}"
         raise WebError(Outcome.UNAVAILABLE, reason, _retry_after(response.headers))
     return WebAnswer(response.status_code, response.headers, body)
+
+
+def check_not_moved(request: httpx.Request, answer: WebAnswer, setting: str) -> None:
+    """Raise WebError where a server of the recipe redirects: a key must not go elsewhere.
+
+    ``setting``: where the recipe has the server's address.
+    """
+    if 300 <= answer.status < 400:
+        target = safe(answer.headers.get("location", "no address"))[:SHOWN]
+        reason = f"{request.url.host} redirects to {target}: set {setting} to the address"
+        raise WebError(Outcome.UNAVAILABLE, reason)
 
 
 async def _body(response: httpx.Response, host: str, most: int) -> bytes:

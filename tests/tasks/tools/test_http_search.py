@@ -116,6 +116,15 @@ def test_bad_answer_is_unavailable_and_not_kept(reply, requests, project):
     assert not list(project.rglob("*.json"))
 
 
+def test_redirect_is_named_and_not_followed():
+    with serving(lambda path, body: Reply(b"{}")) as other:
+        moved = Reply(status=307, headers={"Location": f"{other.url}/x"})
+        with serving(lambda path, body: moved) as s:
+            (seen,) = ask(s, "soap")
+        assert f"{s.host.partition(':')[0]} redirects to {other.url}/x" in seen.text
+        assert (seen.outcome, other.asked) == (Outcome.UNAVAILABLE, [])
+
+
 def test_slow_and_absent_servers():
     with serving(in_turn(Reply(pause=LONGEST))) as s:
         began = time.monotonic()
