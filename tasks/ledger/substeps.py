@@ -299,7 +299,8 @@ class Ledger:
         The artifacts ``weights`` of every ``every``-th iteration stay for good; those of the
         sub-steps that made one of ``spare`` stay this time. The artifacts ``small`` always stay.
         """
-        spared = {part for artifact in spare for part in Path(artifact.path).parents}
+        paths_spared = [Path(artifact.path) for artifact in spare]
+        spared = {folder for path in paths_spared for folder in (path, *path.parents)}
         old: dict[Path, list[Path]] = {}
         for folder in step.folder.glob(f"[0-9]*-{verb}-*"):
             number = folder.name.partition("-")[0]

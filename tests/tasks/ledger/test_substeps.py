@@ -297,6 +297,15 @@ def test_interrupted_retirement_keeps_the_record(run, monkeypatch):
     assert sorted(path.name for path in run.place(0).iterdir()) == [RECORD, RETIRED]
 
 
+def test_long_retirement_says_how_far_it_is(run, monkeypatch, capsys):
+    records = [run.train(i) for i in range(4)]
+    monkeypatch.setattr(substeps, "PROGRESS", -1)  # each of them takes long
+    run.retire(9, last=1)
+    assert not any(there(record, "table") for record in records)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(": ")[2] for line in said] == [f"{n} of 4" for n in range(1, 5)]
+
+
 def test_only_the_named_verb_is_retired(run):
     @recorded
     def retrain(step, inputs):
