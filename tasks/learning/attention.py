@@ -10,7 +10,7 @@ in their order, with a block mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tasks.learning.packing import BLOCK, Forest, Layout
+from tasks.policy.attention_terms import capped_attention, in_window, refuse
 from tasks.policy.lean_transformers import transformers
 
 GATHERED, FLEX = "forest_gathered", "forest_flex"  # their names in transformers
@@ -54,46 +55,60 @@ def gathered_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    forest: Forest,
+    forest: Forest | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend with each context's own tokens as queries over all of it, bucket by bucket.
 
     query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
-    size]. The number of queries is that of unique tokens, whatever the shape of the tree.
-    Raises ValueError for dropout or a sliding window shorter than the longest context.
+    size]. The number of queries is that of unique tokens, whatever the shape of the tree. In a
+    layer with a window, a token sees those of its context that are less than it before the token.
+    Raises ValueError for dropout, and for what an architecture adds that is not computed here.
     """
-    _refuse(forest, dropout, sliding_window)
+    forest = _checked(forest, dropout, others)
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
+    attend = partial(capped_attention, softcap=softcap) if softcap else _plain
     mixed = []
-    for bucket in forest.buckets:
-        seen = torch.nn.functional.scaled_dot_product_attention(
-            _pick(slots[0], bucket.queries),
-            _pick(slots[1], bucket.keys),
-            _pick(slots[2], bucket.keys),
-            attn_mask=bucket.visible,
-            scale=scaling,
-            enable_gqa=True,
-        )
+    for bucket, visible in zip(forest.buckets, visible_in(forest, sliding_window), strict=True):
+        picked = zip(slots, (bucket.queries, bucket.keys, bucket.keys), strict=True)
+        seen = attend(*(_pick(*pair) for pair in picked), visible, scale=scaling)
         mixed.append(seen.transpose(1, 2).flatten(0, 1))
     return torch.cat(mixed).index_select(0, forest.places)[None], None
 
 
-def _refuse(forest: Forest, dropout: float, sliding_window: int | None) -> None:
-    """Raise ValueError for settings that neither form supports."""
-    if dropout:
+_plain = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
+
+
+def _checked(forest: Forest | None, dropout: float, others: Mapping[str, Any]) -> Forest:
+    """Return the forest. Raises ValueError where layers did not pass it on, and as ``refuse``."""
+    if forest is None:
         raise ValueError(
-            f"attention_dropout is {dropout}, which trees cannot have: set it to 0 in the policy's "
-            "config.json"
+            "the policy's layers do not pass on what they are given to their attention, so no tree "
+            "goes through them: take another policy"
         )
-    if sliding_window is not None and sliding_window < forest.longest:
-        raise ValueError(
-            f"the policy attends over a window of {sliding_window} tokens, and a context has "
-            f"{forest.longest}: lower dialogue.response_tokens, or take another policy"
-        )
+    refuse(dropout, others)
+    return forest
+
+
+def visible_in(forest: Forest, window: int | None) -> list[Tensor]:
+    """Return which keys each query sees, bucket by bucket, in a layer with a window or without.
+
+    Bool, [R, 1, A, B] each: the mask of the bucket without keys that are ``window`` tokens or more
+    before the query.
+    """
+    if window is None or window >= forest.longest:
+        return [bucket.visible for bucket in forest.buckets]
+    masks = _windows.setdefault(forest, {})
+    if window not in masks:
+        masks[window] = [in_window(bucket.visible, window) for bucket in forest.buckets]
+    return masks[window]
+
+
+_windows: WeakKeyDictionary[Forest, dict[int, list[Tensor]]] = WeakKeyDictionary()
 
 
 def _pick(slots: Tensor, rows: Tensor) -> Tensor:
@@ -108,17 +123,18 @@ def forest_flex_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    forest: Forest,
+    forest: Forest | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend over all slots with flex attention, which skips blocks without a visible pair.
 
     Shapes and errors are those of ``gathered_attention``.
     """
-    _refuse(forest, dropout, sliding_window)
+    forest = _checked(forest, dropout, others)
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
     compute: Any = _compiled_flex() if query.is_cuda else flex_attention
@@ -126,9 +142,10 @@ def forest_flex_attention(
         query,
         key,
         value,
-        block_mask=block_mask(forest),
+        block_mask=block_mask(forest, sliding_window),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
+        **({"score_mod": _capped(softcap)} if softcap else {}),
     )
     assert isinstance(mixed, Tensor)
     return mixed.transpose(1, 2), None
@@ -150,29 +167,63 @@ def _compiled_flex() -> Callable[..., Any]:
     return partial(compiled, kernel_options={"BACKEND": "TRITON"})
 
 
-_masks: WeakKeyDictionary[Forest, BlockMask] = WeakKeyDictionary()  # one for all layers
+@cache
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    """Return how flex attention changes a score: s becomes c tanh(s / c)."""
+
+    def cap(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap
 
 
-def block_mask(forest: Forest) -> BlockMask:
+# one mask for all layers of a kind
+_masks: WeakKeyDictionary[Forest, dict[int | None, BlockMask]] = WeakKeyDictionary()
+
+
+def block_mask(forest: Forest, window: int | None = None) -> BlockMask:
     """Return the mask: slot i sees slot j iff j <= i and i is in the subtree of j's node.
 
-    The ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.
+    With a window, also position(i) - position(j) < window, with positions in their context. The
+    ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.
     """
-    if forest not in _masks:
-        ends, slots = forest.subtree_ends, forest.tokens.shape[1]
+    if window is not None and window >= forest.longest:
+        window = None
+    masks = _masks.setdefault(forest, {})
+    if window not in masks:
+        ends, positions = forest.subtree_ends, forest.positions[0]
 
         def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return (j <= i) & (i < ends[j])
 
+        def near(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return visible(batch, head, i, j) & (positions[i] - positions[j] < reach)
+
         some, every = _blocks(ends)
-        _masks[forest] = BlockMask.from_kv_blocks(
+        reach = forest.longest if window is None else window
+        if window is not None:
+            some, every = _near_blocks(some, every, positions, window)
+        masks[window] = BlockMask.from_kv_blocks(
             *_listed(some & ~every),
             *_listed(every),
             BLOCK_SIZE=BLOCK,
-            mask_mod=visible,
-            seq_lengths=(slots, slots),
+            mask_mod=visible if window is None else near,
+            seq_lengths=(len(ends), len(ends)),
         )
-    return _masks[forest]
+    return masks[window]
+
+
+def _near_blocks(
+    some: Tensor, every: Tensor, positions: Tensor, window: int
+) -> tuple[Tensor, Tensor]:
+    """Leave out blocks whose queries are a window or more behind all keys; ``positions`` [U].
+
+    ``some`` and ``every`` are of ``_blocks``, and so is the result.
+    """
+    padded = torch.cat([positions, positions[-1:].expand(-len(positions) % BLOCK)])
+    blocks = padded.view(-1, BLOCK)
+    least, most = blocks.amin(1), blocks.amax(1)
+    return some & (least[:, None] - most < window), every & (most[:, None] - least < window)
 
 
 def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:

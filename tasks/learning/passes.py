@@ -29,6 +29,7 @@ from tasks.learning.packing import (
 )
 from tasks.learning.shares import Batch
 from tasks.policy import sharding, world
+from tasks.policy.logits import head_of
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Learner, ValueModel
@@ -60,8 +61,9 @@ def token_logprobs(
     instead of being kept. So memory grows with the sum of tokens and vocabulary, not with their
     product.
     """
-    head = model.get_output_embeddings()
-    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // head.weight.shape[0])
+    head = head_of(model)
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // vocabulary)
     if len(targets_P) <= part:
         return _logprobs(head, states_PH, targets_P, temperature, entropy)
     parts = [

@@ -1,10 +1,10 @@
 """Which layers a policy has, by its config.json, and whether trees go through them.
 
 The learner computes a token that several trajectories share once, and the sampler of transformers
-keeps rows of keys and values. Both are right where every layer sees all tokens of its context. A
-layer that carries a state from token to token, or that sees a window of them alone, would be
-trained or sampled wrongly without an error. So such a policy is refused before any work, and so is
-one with layers that are not known here.
+keeps rows of keys and values. Both are right where every layer sees all tokens of its context, or a
+window of them in an architecture that names it to its attention. A layer that carries a state from
+token to token would be trained or sampled wrongly without an error. So such a policy is refused
+before any work, and so is one with layers or windows that are not known here.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ OTHERS = {  # architectures whose config does not say it
     "doge": "masks that depend on the values (dynamic attention)",
     "blt": "layers over patches of bytes",
 }
+WINDOWED = {  # architectures that tell their attention of their windows; each is tried in a test
+    *("cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "laguna"),
+    *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
+    *("qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+}
 TEXT = ("text_config", "llm_config", "language_config")  # of a policy of several kinds of input
 PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")  # whose config.json says all by itself
 REMEDY = "take a policy whose layers are all full attention, such as one of Llama, Qwen2 or Qwen3"
@@ -71,7 +76,8 @@ def fault_of(config: Mapping[str, Any], context: int) -> str:
     for kind in kinds:
         if what := _what(kind):
             return f"{_named(text, kinds, kind)}{what}: {REMEDY}"
-    for kind in filter(WINDOWS.__contains__, kinds):
+    told = WINDOWS[:1] if text.get("model_type") in WINDOWED else ()
+    for kind in filter({*WINDOWS}.difference(told).__contains__, kinds):
         size = _size(text, kind)
         if size is None or size < context:
             window = f"a window of {size} tokens" if size else "a window of unknown size"

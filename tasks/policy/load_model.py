@@ -100,6 +100,8 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | N
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
     check_device(machine.device)
     model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # which alone bounds scores (Gemma 2)
     return model.to(torch.device(machine.device))
 
 

@@ -20,7 +20,9 @@ from tasks.engines.transformers.sampling_worker import (
     worker_session,
 )
 from tasks.policy import layer_kinds
+from tasks.policy.attention_terms import capped_attention, in_window, refuse
 from tasks.policy.lean_transformers import transformers
+from tasks.policy.logits import head_of
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
@@ -123,6 +125,7 @@ def library(model: Any) -> Network:
     """Return transformers' own forward pass, for any architecture."""
     config = model.config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
     def last_states(tokens: Tensor, last: Tensor, cache: RaggedCache) -> Tensor:
         keys = torch.arange(cache.visible, device=tokens.device)
@@ -139,11 +142,11 @@ def library(model: Any) -> Network:
 
     return Network(
         layers=config.num_hidden_layers,
-        key_value_heads=config.num_key_value_heads,
+        key_value_heads=heads,
         head_size=size,
         like=model.get_input_embeddings().weight,
         last_states=last_states,
-        head=model.get_output_embeddings(),
+        head=head_of(model),
     )
 
 
@@ -154,21 +157,31 @@ def grouped_attention(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
-    **_: Any,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention with fewer key-value heads than query heads, without copying keys and values.
 
     query [rows, heads, fed, size], key and value [rows, key-value heads, visible, size], mask
     [rows, 1, fed, visible]. The query heads that share a key-value head are treated as further
     positions. Returns [rows, fed, heads, size], as transformers expects it.
+    Raises ValueError for what an architecture adds that is not computed here.
     """
+    refuse(dropout, others)
+    if sliding_window is not None and sliding_window < key.shape[2]:
+        attention_mask = in_window(attention_mask, sliding_window)
     rows, heads, fed, size = query.shape
     shared = heads // key.shape[1]
     stacked = query.reshape(rows, key.shape[1], shared * fed, size)
     mask = attention_mask if fed == 1 else attention_mask.repeat(1, 1, shared, 1)
-    mixed = torch.nn.functional.scaled_dot_product_attention(
-        stacked, key, value, attn_mask=mask, scale=scaling
-    )
+    if softcap:
+        mixed = capped_attention(stacked, key, value, mask, softcap=softcap, scale=scaling)
+    else:
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            stacked, key, value, attn_mask=mask, scale=scaling
+        )
     return mixed.reshape(rows, heads, fed, size).transpose(1, 2), None
 
 

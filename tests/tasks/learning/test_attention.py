@@ -10,12 +10,22 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from tasks.learning import attention
-from tasks.learning.attention import FLEX, GATHERED, attending, block_mask, form_for
+from tasks.learning.attention import (
+    FLEX,
+    GATHERED,
+    attending,
+    block_mask,
+    forest_flex_attention,
+    form_for,
+    gathered_attention,
+)
 from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.learning.passes import states
 from tasks.policy.machine import in_precision
 from tests.examples import examples
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
+
+FORMS = {GATHERED: gathered_attention, FLEX: forest_flex_attention}
 
 
 def forest_of(seeds, leaves=5, fresh=0.0):
@@ -208,8 +218,7 @@ def test_what_trees_cannot_have_is_refused(form):
         layer.self_attn.attention_dropout = 0.1
     with pytest.raises(ValueError, match=r"attention_dropout is 0\.1"):
         logits_of_forest(model.train(), made, form)
-    windowed = small_policy()
-    for layer in windowed.base_model.layers:
-        layer.self_attn.sliding_window = 3
-    with pytest.raises(ValueError, match=r"window of 3 tokens, and a context has \d+"):
-        logits_of_forest(windowed, made, form)
+    with pytest.raises(ValueError, match="attention takes sinks, which is not computed"):
+        FORMS[form](None, *[None] * 4, forest=made, sinks=torch.zeros(1), is_causal=True)
+    with pytest.raises(ValueError, match="do not pass on what they are given"):
+        FORMS[form](None, *[None] * 4)

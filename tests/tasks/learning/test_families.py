@@ -1,0 +1,166 @@
+"""Tiny random models of many architectures: trees give what the model's own pass over rows gives.
+
+Windows are shorter than the contexts, and logits spread by more than 1.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from tasks.engines.contract import SamplingRequest
+from tasks.engines.transformers.transformers_engine import TransformersEngine
+from tasks.learning.attention import FLEX, GATHERED, attending
+from tasks.learning.packing import forest, lay_out
+from tasks.policy import layer_kinds
+from tasks.policy.lean_transformers import transformers
+from tasks.policy.logits import head_of
+from tests.trees import credited, random_tree
+
+CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+VOCABULARY, WINDOW = 96, 12
+SIZES = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 64, "head_dim": 12},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 256, "initializer_range": 0.25},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+LAST = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EVERY = {"sliding_window": WINDOW}
+FAMILIES = {
+    # what their forward pass does to the logits: scaled, divided, bounded
+    "cohere": {"logit_scale": 0.5},
+    "granite": {"logits_scaling": 0.25},
+    "gemma2": {**MIXED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "opt": {"word_embed_proj_dim": 48, "ffn_dim": 64, "init_std": 0.25, "num_key_value_heads": 4},
+    # windows
+    "cohere2": {**MIXED, "logit_scale": 0.5},
+    "cohere2_moe": {**MIXED, "logit_scale": 0.5},
+    "cwm": MIXED,
+    "exaone4": MIXED,
+    "exaone_moe": MIXED,
+    "gemma3_text": MIXED,
+    "laguna": MIXED,
+    "ministral": EVERY,
+    "ministral3": EVERY,
+    "mistral": EVERY,
+    "mixtral": {**EVERY, "num_local_experts": 4},
+    "olmo3": MIXED,
+    "phi3": EVERY,
+    "qwen2": LAST,
+    "qwen3": LAST,
+    "qwen3_moe": {**LAST, **EXPERTS},
+    "smollm3": {**MIXED, "use_sliding_window": True},
+    "starcoder2": EVERY,
+    "vaultgemma": {**MIXED, "attn_logit_softcapping": 2.0},
+}
+BOUNDED = ("gemma2", "vaultgemma")  # their scores of attention, which sdpa would leave out
+
+
+class Tokenizer:
+    """As much of one as the engine asks for."""
+
+    eos_token_id = 2
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    config = CONFIGS[kind](**{**SIZES, **FAMILIES[kind]})
+    attention = "eager" if kind in BOUNDED else "sdpa"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.0 if weight.ndim > 1 else 1.0 + 0.3 * torch.randn(()))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A forest of three trees of five leaves, with contexts longer than the window."""
+    trees = [random_tree(seed, leaves=5, vocabulary=VOCABULARY) for seed in range(3)]
+    packed = forest([lay_out(credited(tree), range(5)) for tree in trees], "cpu")
+    assert packed.longest > 2 * WINDOW
+    return packed
+
+
+def logits_of_forest(model, made, form):
+    with attending(model, form):
+        states = model.base_model(
+            input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
+        ).last_hidden_state[0]
+    logits, start, by_leaf = head_of(model)(states), 0, []
+    for layout in made.layouts:
+        by_leaf += [logits[start + torch.from_numpy(path)] for path in layout.paths]
+        start += len(layout.tokens)
+    return by_leaf
+
+
+def logits_of_rows(model, made):
+    by_leaf = []
+    for layout in made.layouts:
+        tree = layout.source.tree
+        for leaf in layout.leaves:
+            nodes = tree.path(tree.leaves[leaf])
+            row = np.concatenate([tree.nodes[node].tokens for node in nodes])
+            by_leaf.append(model(input_ids=torch.from_numpy(row).long()[None]).logits[0])
+    return by_leaf
+
+
+def gradients(model, logits):
+    """The gradients of a sum in which every logit counts differently."""
+    model.zero_grad()
+    total = sum(
+        (part.float() * torch.cos(torch.arange(part.numel())).view_as(part)).sum()
+        for part in logits
+    )
+    total.backward()
+    return {name: w.grad.clone() for name, w in model.named_parameters() if w.grad is not None}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_trees_give_the_logits_and_gradients_of_rows(kind, made):
+    model = model_of(kind)
+    rows = logits_of_rows(model, made)
+    assert max(float(row.detach().std()) for row in rows) > 0.3
+    expected = gradients(model, rows)
+    for form in (GATHERED, FLEX):
+        with torch.no_grad():
+            for own, row in zip(logits_of_forest(model, made, form), rows, strict=True):
+                torch.testing.assert_close(own, row.detach(), rtol=0, atol=1e-4)
+    computed = gradients(model, logits_of_forest(model, made, GATHERED))
+    assert computed.keys() == expected.keys()
+    largest = max(float(value.abs().max()) for value in expected.values())
+    for name, value in expected.items():
+        torch.testing.assert_close(computed[name], value, rtol=0, atol=1e-5 * largest, msg=name)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_sampler_reports_the_log_probabilities_of_a_plain_pass(kind, monkeypatch):
+    model = model_of(kind)
+    engine = TransformersEngine(model, Tokenizer())
+    monkeypatch.setattr(engine, "pieces", lambda: [chr(40 + i) for i in range(VOCABULARY)])
+    random = np.random.default_rng(0)
+    prompt = random.integers(3, VOCABULARY, 3 * WINDOW).astype(np.int32)
+    turns = []
+    with engine.session(2, 120, 1.0, 1.0, []) as session:
+        first = session.open()
+        handles, contexts = [first, session.fork(first)], [prompt, prompt]
+        for turn in range(2):
+            pairs = enumerate(zip(handles, contexts, strict=True))
+            requests = [SamplingRequest(h, tokens, 20, 2 * turn + i) for i, (h, tokens) in pairs]
+            turns += zip(requests, samples := session.sample(requests), strict=True)
+            result = random.integers(3, VOCABULARY, 5).astype(np.int32)
+            ends = zip(contexts, samples, strict=True)
+            contexts = [np.concatenate([tokens, one.tokens, result]) for tokens, one in ends]
+    for request, sample in turns:
+        row = torch.from_numpy(np.concatenate([request.tokens, sample.tokens])).long()
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(input_ids=row[None]).logits[0].float(), -1)
+        own = logprobs[len(request.tokens) - 1 : -1].gather(1, row[len(request.tokens) :, None])
+        np.testing.assert_allclose(sample.logprobs, own[:, 0].numpy(), rtol=0, atol=1e-4)
+
+
+def test_every_architecture_whose_windows_are_sound_is_tried_here():
+    windows = {kind for kind, changes in FAMILIES.items() if "sliding_window" in changes}
+    assert windows == layer_kinds.WINDOWED
