@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from types import TracebackType
 from typing import NoReturn
 
 # `python -m flows.plan` runs flows/commands/plan.py. Code imports it as flows.commands.plan.
@@ -33,8 +34,20 @@ if sys.argv[0] == "-m" and os.environ.get("BEAMLINE_WARM", "off") != "off":
 
     hand_over()  # does not return where another process runs the program
 if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_import_phase
+    sys.excepthook = lambda *raised: _report(*raised)
     gc.disable()  # imports make a million lasting objects; collecting them takes two seconds
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that ends this program, and what helps where memory was short.
+
+    Libraries that cannot be loaded for lack of it end the imports.
+    """
+    sys.__excepthook__(kind, error, trace)
+    from flows.host import memory_shortage
+
+    memory_shortage.report(error, "".join(sys.argv[1:2]))
 
 
 def end_import_phase() -> None:

@@ -16,7 +16,7 @@ from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
-from flows.host import gpu
+from flows.host import gpu, memory_shortage
 from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
@@ -37,13 +37,16 @@ def run_here(recipe: str) -> int:
 
     What has failed is printed. Raises KeyboardInterrupt on Ctrl-C.
     """
+    killed_before = memory_shortage.kernel_kills()
     try:
         with prefect_server(meanwhile=open_store) as server:
             call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe, server)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)
+        memory_shortage.report_kills(killed_before, recipe)
         return dvc_command.KILLED
     except dvc_command.StageError:  # the stage has printed why
+        memory_shortage.report_kills(killed_before, recipe)  # of a process of the stage
         return 1
     except TimeoutError as error:
         print(
@@ -52,7 +55,7 @@ def run_here(recipe: str) -> int:
         )
         return 1
     except Exception as error:
-        if (reason := explained(error)) is None:
+        if (reason := explained(error, recipe)) is None:
             raise
         print(f"retrain: {reason}", file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ from prefect.runtime import flow_run
 from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk, requirements
+from flows.host import disk, memory_shortage, requirements
 from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
@@ -63,10 +63,12 @@ def check_machine(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
         raise ValueError("\n".join(f"params/{recipe}.yaml: {fault}" for fault in faults))
 
 
-def explained(error: Exception) -> str | None:
+def explained(error: Exception, recipe: str) -> str | None:
     """Return the message for an error that ends a run; None for an error of the program."""
     if disk.is_full():
         return f"{error}. The disk is full: free some space, and the same call resumes here"
+    if message := memory_shortage.explained(error, recipe):
+        return message
     return str(error) if isinstance(error, ValueError | RuntimeError) else None
 
 
@@ -99,7 +101,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        if (message := explained(error)) is None:
+        if (message := explained(error, recipe)) is None:
             raise
         print(f"{name}: {message}", file=sys.stderr)
         return 1
