@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import socket
 import threading
@@ -93,6 +94,7 @@ class Way:
     where: tuple[str, ...] = (GENERATE,)  # beginnings of the paths of the calls
     says: str = ""  # a part of what the run says of it
     after: int = 1  # requests for turns that are answered rightly before
+    times: float = math.inf  # how often it answers wrongly, and rightly again then
 
 
 class Spoiler(BaseHTTPRequestHandler):
@@ -138,7 +140,7 @@ class SpoilingServer(ThreadingHTTPServer):
 
     def __init__(self, right: RightServer, way: Way) -> None:
         super().__init__(("127.0.0.1", 0), Spoiler)
-        self.right, self.way, self.left = right, way, way.after
+        self.right, self.way, self.left, self.times = right, way, way.after, way.times
         self.ended, self.lock = threading.Event(), threading.Lock()
 
     def handle_error(self, *_: Any) -> None:
@@ -149,7 +151,9 @@ class SpoilingServer(ThreadingHTTPServer):
         with self.lock:
             right = self.left > 0 and GENERATE in self.way.where
             self.left -= path == GENERATE
-            return path.startswith(self.way.where) and not right
+            spoilt = path.startswith(self.way.where) and not right and self.times > 0
+            self.times -= spoilt
+            return spoilt
 
 
 @contextmanager
