@@ -235,7 +235,8 @@ class Fleet:
 
     def _pause(self, wait: LongWait) -> float:
         """Return seconds until a server is due, or the wait is over."""
-        events = [one.again for server, one in self.failing.items() if server not in self.up]
+        busy = self.up | set(self.loading)
+        events = [one.again for server, one in self.failing.items() if server not in busy]
         if wait.since is not None:
             events.append(wait.since + self.patience.total)
         left = min(events, default=time.monotonic() + LONGEST_SLEEP) - time.monotonic()
