@@ -125,6 +125,8 @@ def receive(name: str, commit: str, files: dict[str, str], folder: Path) -> None
         git.add_worktree(folder, commit)
         transfer.share(folder)
         received.check_paths(files, dispatch.sent_files(name), folder)  # the commit may have links
+        if faults := [*commit_check.lock_faults("dvc.lock", files.get("dvc.lock", ""))]:
+            raise ValueError(f"the request for {name} is refused: {'; '.join(faults)}")
         for path, text in files.items():
             (folder / path).write_text(text)
         transfer.provide_sources(folder)

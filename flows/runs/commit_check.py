@@ -33,9 +33,8 @@ LONGEST = 4096  # bytes of a link's target, which Linux allows
 LINK, SUBMODULE = "120000", "160000"  # modes of entries in a tree of git
 
 OURS = (".git", ".dvc", ".beamline")  # where git, DVC and this program write in a worktree
-WRITTEN = (*OURS, "data", "models", "reports")  # where runs write; below them is no link
-SOURCES = "data/sources"  # files of users, which are read; a link there may lead within the tree
-READ = ("flows", "own", "params", "tasks", SOURCES)
+RUNS = ("data", "models", "reports")  # a run writes in a folder of its own in each
+READ = ("data/sources", "flows", "own", "params", "tasks", *RUNS)  # none is a link itself
 SPECIAL = {".dvcignore", ".gitattributes", ".gitignore", ".gitmodules", "dvc.lock", "dvc.yaml"}
 IN_DVC = re.compile(r"\.dvc/(config|\.gitignore|plots/.+)")  # what DVC has people commit there
 CONFIG = ".dvc/config"
@@ -61,7 +60,7 @@ def check(commit: str, recipe: str) -> None:
     faults = [
         *_recipe_faults({recipe, git.trailer(commit, "Recipe") or recipe}),
         *_name_faults(tree),
-        *_link_faults(tree),
+        *_link_faults(tree, recipe),
         *_attribute_faults(tree),
         *_setting_faults(tree),
         *_dvc_file_faults(tree),
@@ -149,7 +148,8 @@ def _is_special(name: str) -> bool:
     return base in SPECIAL or base.endswith(".dvc") or name == CONFIG
 
 
-def _link_faults(tree: Sequence[Entry]) -> Iterator[str]:
+def _link_faults(tree: Sequence[Entry], recipe: str) -> Iterator[str]:
+    written = [*OURS, *(f"{folder}/{recipe.casefold()}" for folder in RUNS)]
     links = [entry for entry in tree if entry.mode == LINK]
     if len(links) > LINKS:
         yield f"it has {len(links)} links: at most {LINKS} are looked at"
@@ -157,7 +157,7 @@ def _link_faults(tree: Sequence[Entry]) -> Iterator[str]:
         target = _text(entry) if entry.size <= LONGEST else None
         if target is None or not _stays(target, posixpath.dirname(entry.name)):
             yield f"{entry.name} is a link that leads out of the commit, to {target!r}"
-        elif _is_special(entry.name) or _is_in_the_way(entry.name):
+        elif _is_special(entry.name) or _is_in_the_way(entry.name.casefold(), written):
             yield f"{entry.name} is a link, to {target!r}, where a run or its restoring works"
 
 
@@ -175,13 +175,13 @@ def _stays(target: str, folder: str) -> bool:
     )
 
 
-def _is_in_the_way(name: str) -> bool:
-    """Return whether a link is at or above what is read, or at, above or below what is written."""
-    path = name.casefold()
-    if _contains(SOURCES, path) and path != SOURCES:
-        return False
-    return any(_contains(path, place) for place in (*WRITTEN, *READ)) or any(
-        _contains(place, path) for place in WRITTEN
+def _is_in_the_way(link: str, written: Sequence[str]) -> bool:
+    """Return whether a link is at or above what is read, or at, above or below what is written.
+
+    Of other folders of runs, ``_out_faults`` finds those that an out is written through.
+    """
+    return any(_contains(link, place) for place in (*written, *READ)) or any(
+        _contains(place, link) for place in written
     )
 
 
@@ -265,19 +265,24 @@ def _dvc_file_faults(tree: Sequence[Entry]) -> Iterator[str]:
 
 def _lock_faults(tree: Sequence[Entry]) -> Iterator[str]:
     for entry, text in _named(tree, "dvc.lock"):
-        content = _yaml(text)
-        stages = None if content is None else content.get("stages", {})
-        if not isinstance(stages, Mapping):
-            yield f"{entry.name} is no file of DVC"
-            continue
-        for name, stage in stages.items():
-            recipe = str(name).rpartition("@")[2]
-            if not (RECIPE.fullmatch(recipe) and str(name).isprintable()):
-                yield f"{entry.name} has a stage called {str(name)!r}"
-            if any({"path", "md5"} - out.keys() for out in _mappings(stage, "outs")):
-                yield f"{entry.name}, {name}: an out has no path or no digest"
-            for out in [*_mappings(stage, "outs"), *_mappings(stage, "deps")]:
-                yield from _digest_faults(f"{entry.name}, {name}", out)
+        yield from lock_faults(entry.name, text)
+
+
+def lock_faults(name: str, text: str) -> Iterator[str]:
+    """Yield what is wrong with the text of a dvc.lock, called ``name`` here."""
+    content = _yaml(text)
+    stages = None if content is None else content.get("stages", {})
+    if not isinstance(stages, Mapping):
+        yield f"{name} is no file of DVC"
+        return
+    for stage, entry in stages.items():
+        recipe = str(stage).rpartition("@")[2]
+        if not (RECIPE.fullmatch(recipe) and str(stage).isprintable()):
+            yield f"{name} has a stage called {str(stage)!r}"
+        if any({"path", "md5"} - out.keys() for out in _mappings(entry, "outs")):
+            yield f"{name}, {stage}: an out has no path or no digest"
+        for out in [*_mappings(entry, "outs"), *_mappings(entry, "deps")]:
+            yield from _digest_faults(f"{name}, {stage}", out)
 
 
 def _digest_faults(where: str, out: Mapping[str, Any]) -> Iterator[str]:

@@ -312,15 +312,20 @@ def branches_at(commit: str) -> list[str]:
     """List the branches, also remote ones, that point at a commit."""
     places = ("refs/heads", "refs/remotes")
     form = "--format=%(refname:short)"
-    return _git("for-each-ref", form, f"--points-at={commit}", *places).splitlines()
+    listed = _git("for-each-ref", form, f"--points-at={commit}", *places).split("\n")
+    return [name for name in listed if name and name.isprintable()]
 
 
 def _runs(recipe: str) -> list[tuple[str, str]]:
-    """List commit and branch of each run of a recipe, the oldest first."""
+    """List commit and branch of each run of a recipe, the oldest first.
+
+    Names are printed, so those with characters that a terminal acts on are left out.
+    """
     names = [f"refs/{namespace}/runs/{recipe}-[0-9]*" for namespace in ("heads", "remotes/*")]
     form = "--format=%(objectname) %(refname:short)"
-    listed = _git("for-each-ref", "--sort=committerdate", form, *names).splitlines()
-    return [(commit, name) for commit, _, name in (line.partition(" ") for line in listed)]
+    listed = _git("for-each-ref", "--sort=committerdate", form, *names).split("\n")
+    pairs = [(commit, name) for commit, _, name in (line.partition(" ") for line in listed)]
+    return [(commit, name) for commit, name in pairs if name and name.isprintable()]
 
 
 def equal_run(tree: str, parent: str, recipe: str) -> str | None:

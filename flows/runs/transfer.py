@@ -12,7 +12,7 @@ import yaml
 
 from flows.host import files
 from flows.runs import cache, git
-from flows.runs.dvc_command import HERE, dvc_quietly, modified, open_repository, supervise
+from flows.runs.dvc_command import DIGEST, HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, locked, stages
 from params.schema.champion import Champion
 
@@ -233,6 +233,8 @@ def take_over(stage: str, entry: Mapping[str, Any], files: Mapping[str, str]) ->
     git keeps. The other outs are pulled. Raises RuntimeError where its inputs differ from those
     here.
     """
+    if odd := [out for out in entry.get("outs", []) if not DIGEST.fullmatch(str(out.get("md5")))]:
+        raise RuntimeError(f"{stage} ran elsewhere and has an out without a digest: {odd[0]!r}")
     for path, text in files.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text)

@@ -291,6 +291,7 @@ def test_an_ordinary_commit_is_restored_with_this_checkouts_settings(places, aut
     project, (folder, outside) = places[0], author
     link("docs/plots.md", "../reports/toy/table.md")(folder, outside)
     link("data/sources/newest", "intake/a.jsonl")(folder, outside)
+    link("reports/newest", "toy")(folder, outside)
     file("data/sources/intake/a.jsonl", "{}\n")(folder, outside)
     file(".dvc/plots/template.json", "{}")(folder, outside)
     file(".dvc/config", "[core]\n    remote = theirs\n['remote \"theirs\"']\n    url = x\n")(

@@ -45,6 +45,13 @@ def test_file_missing_in_a_commit_is_named(project):
         git.content("nowhere", "first.py")
 
 
+@pytest.mark.parametrize("sign", ["\u009b31m", "\u202e", "\u2028", "\u0085"])
+def test_branches_whose_names_a_terminal_acts_on_are_no_runs(ran, sign):
+    toy.git(ran, "branch", f"runs/toy-20261122-{sign}")
+    assert git.runs("*") == [RUN]
+    assert git.branches_at("HEAD") == [RUN]
+
+
 def test_branch_of_a_remote_is_found(project, clone, monkeypatch):
     made = toy.commit(project)
     git.branch("runs/toy-1", made)
