@@ -311,9 +311,10 @@ def runs_with(digest: str) -> list[str]:
 def branches_at(commit: str) -> list[str]:
     """List the branches, also remote ones, that point at a commit."""
     places = ("refs/heads", "refs/remotes")
-    form = "--format=%(refname:short)"
-    listed = _git("for-each-ref", form, f"--points-at={commit}", *places).split("\n")
-    return [name for name in listed if name and name.isprintable()]
+    form = "--format=%(refname:short)%00"
+    listed = _entries("for-each-ref", form, f"--points-at={commit}", *places)
+    names = [entry.strip("\n") for entry in listed]
+    return [name for name in names if name and name.isprintable()]
 
 
 def _runs(recipe: str) -> list[tuple[str, str]]:
@@ -322,9 +323,10 @@ def _runs(recipe: str) -> list[tuple[str, str]]:
     Names are printed, so those with characters that a terminal acts on are left out.
     """
     names = [f"refs/{namespace}/runs/{recipe}-[0-9]*" for namespace in ("heads", "remotes/*")]
-    form = "--format=%(objectname) %(refname:short)"
-    listed = _git("for-each-ref", "--sort=committerdate", form, *names).split("\n")
-    pairs = [(commit, name) for commit, _, name in (line.partition(" ") for line in listed)]
+    form = "--format=%(objectname) %(refname:short)%00"
+    listed = _entries("for-each-ref", "--sort=committerdate", form, *names)
+    parts = [entry.strip("\n").partition(" ") for entry in listed]
+    pairs = [(commit, name) for commit, _, name in parts]
     return [(commit, name) for commit, name in pairs if name and name.isprintable()]
 
 
