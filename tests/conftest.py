@@ -84,9 +84,16 @@ def data():
     return folder
 
 
+BEHIND_PROXY = dict.fromkeys(("HTTP_PROXY", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
+BEHIND_PROXY |= {"NO_PROXY": "", "no_proxy": ""}
+
+
 @pytest.fixture(scope="session")
 def smoke_run(tmp_path_factory):
-    """A checkout with a finished run of the recipe smoke, to be left as it is; and what it said."""
+    """A checkout with a finished run of the recipe smoke, to be left as it is; and what it said.
+
+    It ran behind a proxy where nobody listens: all its servers are on this machine.
+    """
     from tests.checkout import call, checkout, retrain
 
     with of_all_workers(tmp_path_factory, "smoke") as place:
@@ -95,7 +102,7 @@ def smoke_run(tmp_path_factory):
             shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
             folder.mkdir()
             checkout(folder)
-            ran = call(folder, *retrain("smoke"))
+            ran = call(folder, *retrain("smoke"), **BEHIND_PROXY)
             assert ran.returncode == 0, ran.stdout
             said.write_text(ran.stdout)
         return folder, said.read_text()
