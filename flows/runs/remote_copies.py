@@ -29,7 +29,7 @@ MOST_KEYS = 10_000  # of a remote: some 500 kB; older ones are looked up again
 
 
 @dataclass(frozen=True)
-class Run:
+class RunFiles:
     """A run's branch, and DVC's digests of what it needs."""
 
     branch: str
@@ -81,7 +81,7 @@ def _tracked(commit: str) -> Iterator[str]:
                 yield out["md5"]
 
 
-def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, Run]:
+def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, RunFiles]:
     """Return the runs of a recipe, or of "*", by a key; without those whose key is ``known``.
 
     The last commit of the checkout counts as a run, too, where it has the outs of one.
@@ -89,12 +89,12 @@ def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, Run]:
     commits = git.commits_of_runs(recipe)
     if head := git.revision().commit:
         commits["HEAD"] = head
-    runs: dict[str, Run] = {}
+    runs: dict[str, RunFiles] = {}
     for branch, commit in commits.items():
         for name in git.recipes_at(commit) if recipe == "*" else [recipe]:
             key = f"{commit} {name}"
             if key not in known and key not in runs:
-                runs[key] = Run(branch, needed(commit, name))
+                runs[key] = RunFiles(branch, needed(commit, name))
     return runs
 
 
@@ -131,7 +131,7 @@ def missing(recipe: str = "*") -> Missing | None:
         return _missing(repository, remote, _runs(recipe))
 
 
-def _missing(repository: Any, remote: Any, runs: dict[str, Run]) -> Missing | None:
+def _missing(repository: Any, remote: Any, runs: dict[str, RunFiles]) -> Missing | None:
     files_of = [(run.branch, _files(repository, run.digests)) for run in runs.values()]
     every: set[str] = set().union(*(digests for _, digests in files_of))
     lacking = every - set(remote.oids_exist(sorted(every))) if every else set()
