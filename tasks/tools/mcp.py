@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tasks.tools.mcp_connection import Connection
 
 NAME = "mcp"  # of this kind of tool, in a recipe
-SCHEMA = 100_000  # characters of a tool's schema, at most: more has no room in a prompt
+SCHEMA = 50_000  # characters of a tool's schema, at most: more has no room in a prompt
 DESCRIPTION = 20_000  # characters of a tool's description, at most
 SHOWN = 300  # characters of a server's words in a message
 

@@ -49,6 +49,8 @@ PATIENCE = 2.0  # seconds until a server that let a call time out must list its 
 GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
 PAGES = 100  # of a list of tools, at most
 TOOLS = 1000  # of a server, at most: more descriptions have no room in a prompt
+LISTED = 8 * 2**20  # characters of a whole list, at most
+OFFERED = 400_000  # characters of the tools that an agent is told of, at most: 100,000 tokens
 ANSWER_BYTES = mcp_guard.LINE_BYTES  # of one message by HTTP, as of one line of a command
 TAIL = 500  # characters of what a server that did not start wrote to its standard error
 SHOWN = 500  # characters of what a server or a library says of a failure
@@ -156,6 +158,11 @@ class Connection:
                 f"{', '.join(held.tools) or 'none'}"
             )
         self.offered = {tool: held.tools[tool] for tool in names}
+        if (characters := sum(len(_told(tool)) for tool in self.offered.values())) > OFFERED:
+            raise ValueError(
+                f"tools.mcp: server {self.name} describes its tools in {characters} characters, at "
+                f"most {OFFERED} have room: choose some in its setting only"
+            )
 
     async def close(self) -> None:
         """End the connection, and the process of a command."""
@@ -354,9 +361,11 @@ async def _listed(client: Client, only: Sequence[str] | None) -> dict[str, Tool]
     """
     tools: dict[str, Tool] = {}
     cursors: list[str | None] = [None]
-    while len(cursors) <= PAGES:
+    characters = 0
+    while len(cursors) <= PAGES and characters <= LISTED:
         page = await client.list_tools(cursor=cursors[-1], cache_mode="refresh")
         tools |= {tool.name: tool for tool in page.tools}
+        characters += sum(len(_told(tool)) for tool in page.tools)
         if page.next_cursor is None or (only is not None and tools.keys() >= set(only)):
             return tools
         if len(tools) > TOOLS or page.next_cursor in cursors:

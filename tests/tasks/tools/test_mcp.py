@@ -279,6 +279,27 @@ def test_a_key_that_a_server_tells_when_it_fails_is_not_shown(monkeypatch):
     assert "s3cret" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("tool", "fault"),
+    [
+        (Tool(name="look", input_schema={"type": "object", "$defs": {"a": "x" * 60_000}}), "50000"),
+        (Tool(name="look", description="x" * 30_000, input_schema={"type": "object"}), "20000"),
+    ],
+)
+def test_a_description_that_is_too_long_is_a_fault(tool, fault):
+    with pytest.raises(ValueError, match=f"tool look cannot be used: .*more than {fault} char"):
+        _spec("look", tool, {})
+
+
+def test_tools_that_have_no_room_in_a_prompt_are_a_fault(monkeypatch):
+    monkeypatch.setattr(mcp_connection, "OFFERED", 300)
+    reason = "server demo describes its tools in .*: choose some"
+    with pytest.raises(ValueError, match=reason), TOOL.open(settings({"demo": QUICK}), HERE):
+        pass
+    with TOOL.open(settings({"demo": QUICK | {"only": ["add"]}}), HERE) as tool:
+        assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
+
+
 def test_a_key_in_the_description_of_a_tool_is_not_told():
     schema = {"type": "object", "properties": {"a": {"description": "s3cret key"}}}
     listed = Tool(name="look", description="s3cret", input_schema=schema)
