@@ -27,6 +27,7 @@ from params.schema.base import Frozen
 from tasks.dialects import family
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.json_values import depth, object_of, quoted
+from tasks.dialects.prompt_check import PROBE, check_prompt
 from tasks.dialects.tags import TOOLS
 from tasks.dialects.written_turns import in_tags
 from tasks.trees import dialogue as talk
@@ -472,10 +473,14 @@ def open_native(
 ) -> NativeDialect:
     """Open the dialect.
 
-    Raises ValueError where no family fits the policy's tokenizer and its chat template.
+    Raises ValueError where no family fits the policy's tokenizer and its chat template, or where
+    the prompt lacks a part.
     """
     name, renderer = family.open_renderer(settings.renderer, settings.options, tokenizer)
-    return NativeDialect(name, renderer, tokenizer, dialogue, specs)
+    dialect = NativeDialect(name, renderer, tokenizer, dialogue, specs)
+    told = [] if dialect.free else [spec.name for spec in specs]
+    check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "native")
+    return dialect
 
 
 def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:

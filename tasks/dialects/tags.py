@@ -16,6 +16,7 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.prompt_check import PROBE, SAID, check_prompt, header_fault
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -126,14 +127,23 @@ def _kind(schema: Any) -> str:
 def open_tags(
     settings: Tags, tokenizer: Any, dialogue: Dialogue, specs: Sequence[ToolSpec]
 ) -> TagsDialect:
-    """Open the dialect. Raises ValueError for a tool that is called as another tag."""
+    """Open the dialect.
+
+    Raises ValueError for a tool that is called as another tag, and a template that leaves out a
+    part of the prompt.
+    """
     taken = [spec.name for spec in specs if spec.name in talk.OTHER_TAGS]
     if taken:
         raise ValueError(
             f"no tool may be called {', '.join(taken)} in the dialect tags, whose own tags are "
             f"{', '.join(talk.OTHER_TAGS)}: rename it"
         )
-    return TagsDialect(tokenizer, dialogue, specs)
+    dialect = TagsDialect(tokenizer, dialogue, specs)
+    told = [spec.name for spec in specs] if TOOLS in dialogue.system else []
+    check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "tags")
+    if fault := header_fault(*talk.openings(tokenizer, PROBE.text, SAID)):
+        raise ValueError(f"dialect.tags: {fault}")
+    return dialect
 
 
 def serving(settings: Tags, dialect: TagsDialect) -> dict[str, Any]:

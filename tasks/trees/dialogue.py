@@ -49,6 +49,7 @@ TAGS = tuple(
 )
 
 NO_MARKS = any_of([])
+OPENED_THOUGHT = re.compile(r"<think>\s*\Z")  # at the end of a prompt
 
 
 def own_tools(tools: Sequence[str]) -> tuple[str, ...]:
@@ -128,13 +129,33 @@ def _messages(
 
 
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> NDArray[np.int32]:
-    """Apply the chat template, up to where the agent begins."""
-    text = tokenizer.apply_chat_template(
+    """Apply the chat template, up to where the agent begins.
+
+    A thought that the template opens itself (DeepSeek R1's distillations, QwQ) is left out: the
+    agent opens it, as in every answer in tags.
+    """
+    return encode(tokenizer, OPENED_THOUGHT.sub("", _applied(tokenizer, messages)))
+
+
+def _applied(tokenizer: Any, messages: Sequence[tuple[str, str]], begins: bool = True) -> str:
+    """Return what the chat template makes of messages; ``begins``: with the agent's header."""
+    text: str = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tokenize=False,
-        add_generation_prompt=True,
+        add_generation_prompt=begins,
     )
-    return encode(tokenizer, text)
+    return text
+
+
+def openings(tokenizer: Any, question: str, answer: str) -> tuple[str, str, str]:
+    """Return a question's prompt, the same without the agent's header, and with an answer."""
+    asked = [("user", question)]
+    answered = [*asked, ("assistant", answer)]
+    return (
+        _applied(tokenizer, asked),
+        _applied(tokenizer, asked, begins=False),
+        _applied(tokenizer, answered, begins=False),
+    )
 
 
 def stop_strings(tokenizer: Any, tools: Sequence[str] = ()) -> tuple[str, ...]:

@@ -27,7 +27,9 @@ from tests.tasks.rollouts.test_rounds import budget
 
 QUESTION = Question("q", "toy", "How many?", ("7",))
 LAYOUT = Dialogue(
-    system="Be brief.", turn_tokens=999, result_tokens=99, response_tokens=9999, tool_calls=9
+    # some families' templates describe no tools
+    **{"system": "Be brief, and use python.", "tool_calls": 9},
+    **{"turn_tokens": 999, "result_tokens": 99, "response_tokens": 9999},
 )
 ENVIRONMENT = questions_with(
     {"python": lambda codes: [Observation("ok", f"result of {code}") for code in codes]}

@@ -141,7 +141,8 @@ def test_a_mark_at_the_edge_of_a_message_stays_whole():
 def test_harmless_text_is_one_piece_with_its_template(added):
     text = " two  spaces\n\n[1] a < b, and x | y\n"
     messages = [{"role": "user", "content": text}]
-    expected = added.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    rendered = added.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    expected = rendered.removesuffix("<think>")  # which the agent writes itself
     np.testing.assert_array_equal(prompt(added, "", text), talk.encode(added, expected))
 
 
@@ -157,7 +158,7 @@ def test_the_recipe_may_name_its_tags():
     """Only there is a tag that has a token that token."""
     added = build(THINKING)
     own = prompt(added, "Think in <think>.", "a")
-    assert tokens_of(added, own).count("<think>") == 2, "its own, and the template's"
+    assert tokens_of(added, own).count("<think>") == 1
 
 
 @pytest.mark.parametrize(
