@@ -76,7 +76,7 @@ def unpushed(root: Path) -> Iterator[Finding]:
     if lacking:
         yield Finding(
             f"not pushed: {lacking}",
-            "pushes them; so do beamline retrain and make run of that recipe",
+            "pushes them",
             partial(remote_copies.push_missing, ask=True),
         )
     if mirror and (folders := ledger_mirror.undelivered("*", mirror)):

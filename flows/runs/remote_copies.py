@@ -3,8 +3,8 @@
 Each run is pushed when it ends. A remote that was added or changed later, has lost files, or whose
 push was interrupted, lacks some of them. What a run needs is listed by digest, from its commit
 alone: the outs of its stages, the champion that it was compared with, and what .dvc files track.
-``.beamline/pushed.json`` remembers what which remote has, so that a call with nothing to push asks
-the remote nothing; ``missing`` asks it in any case.
+``.beamline/pushed.json`` remembers which remote has which runs, so that a call with nothing to push
+asks for the files of the newest run alone; ``missing`` asks for all.
 """
 
 from __future__ import annotations
@@ -84,16 +84,18 @@ def _tracked(commit: str) -> Iterator[str]:
 def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, RunFiles]:
     """Return the runs of a recipe, or of "*", by a key; without those whose key is ``known``.
 
-    The last commit of the checkout counts as a run, too, where it has the outs of one.
+    The newest is never left out: a remote that has lost files most likely lacks some of its. The
+    last commit of the checkout counts as a run, too, where it has the outs of one.
     """
     commits = git.commits_of_runs(recipe)
+    newest = next(reversed(commits.values()), None)
     if head := git.revision().commit:
         commits["HEAD"] = head
     runs: dict[str, RunFiles] = {}
     for branch, commit in commits.items():
         for name in git.recipes_at(commit) if recipe == "*" else [recipe]:
             key = f"{commit} {name}"
-            if key not in known and key not in runs:
+            if key not in runs and (key not in known or commit == newest):
                 runs[key] = RunFiles(branch, needed(commit, name))
     return runs
 

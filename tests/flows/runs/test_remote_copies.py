@@ -43,7 +43,14 @@ def test_remote_that_is_added_later_gets_each_run_once(tracked, capfd):
     lost = Path("one/files/md5/0c/c175b9c0f1b6a831c399e269772661")  # in a folder
     lost.unlink()
     remote_copies.push_missing("toy")
-    assert capfd.readouterr().out == "", "what was pushed is remembered"
+    assert lost.exists(), "the files of the newest run are asked for"
+    toy.git(tracked, "checkout", "--quiet", "-b", "runs/toy-20261122-b")
+    Path("data/sources/set.dvc").unlink()
+    assert toy.commit(tracked, "a run without questions")
+    capfd.readouterr()
+    lost.unlink()
+    remote_copies.push_missing("toy")
+    assert capfd.readouterr().out == "", "that the older one was pushed is remembered"
     assert not lost.exists()
     remote_copies.push_missing(ask=True)
     assert stored("one") == ["a", "b", "first\n", "later\n"]
