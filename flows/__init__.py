@@ -29,6 +29,10 @@ if any(name.lower().endswith("_proxy") for name in os.environ):
         print(*faults, sep="\n", file=sys.stderr)
         sys.exit(2)
     proxies.keep_loopback_direct()  # of this program, and of all that it starts
+if sys.argv[0] == "-m":
+    from flows.host import first_check
+
+    first_check.check(sys.orig_argv)  # exits where a stage cannot run
 if sys.argv[0] == "-m" and os.environ.get("BEAMLINE_WARM", "off") != "off":
     from flows.host.warm import hand_over
 

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -130,6 +131,57 @@ def test_names_what_came():
     assert "scipy" in heavy
     assert "scipy 60" in grown
     assert "torch" not in grown
+
+
+# A command that is called in vain, and one whose recipe has not been trained, say so at once: what
+# they would compute with is imported after their checks.
+REFUSALS = {
+    "agents": ["nosuch"],
+    "ask": ["smoke", "--question", "?"],
+    "compare": ["smoke", "--suite", "arpo", "--committed"],
+    "figures": ["smoke"],
+    "launch": ["nosuch"],
+    "plan": ["nosuch"],
+    "retrain": ["smoke", "--set", "nosuch=1"],
+    "ui": ["--nosuch"],
+}
+LATE = ("mlflow", "matplotlib", "pandas", "prefect", "torch", "transformers")
+REFUSED = """
+import importlib, json, os, sys
+
+import tasks.recipes  # what most of them read a recipe with
+
+calls, late = json.loads(sys.argv[1])
+for program, arguments in calls:
+    sys.stdout.flush()
+    if not os.fork():
+        out = os.fdopen(os.dup(1), "w")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        try:
+            status = importlib.import_module(f"flows.commands.{program}").main(arguments)
+        except SystemExit as end:
+            status = end.code
+        imported = [name for name in late if name in sys.modules]
+        print(json.dumps([program, arguments, status, imported]), file=out, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_refusals_come_before_the_imports(tmp_path):
+    (tmp_path / "params").symlink_to(ROOT / "params")
+    calls = list(REFUSALS.items())
+    command = [sys.executable, "-c", REFUSED, json.dumps([calls, LATE])]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+    )
+    results = list(map(json.loads, done.stdout.splitlines()))
+    assert len(results) == len(calls), done.stderr
+    wrong = [each for each in results if each[2] != 2 or each[3]]
+    assert not wrong
 
 
 def write() -> None:

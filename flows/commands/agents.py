@@ -162,6 +162,7 @@ def run(trying: Trying) -> Path:
     name, recipe, args = trying.name, trying.recipe, trying.args
     all_variants = variants(args.agents, args.pages, args.condensers)
     results: dict[str, list[dict[str, Any]]] = {}
+    files: list[str] = []  # with results whose model failed
     page = RunFolders(name).reports / f"{args.report}.md"
     with ExitStack() as stack:
         opened = stage_run(name, "agents", _key(trying, all_variants), _tags(args))
@@ -178,10 +179,13 @@ def run(trying: Trying) -> Path:
             label = trying.label(variant)
             for of_set in trying.sets:
                 record = trying.result(variant, of_set, models, environment)
-                rows_of_set = read_rows(Path(artifacts.output(record, "results").path))
+                file = Path(artifacts.output(record, "results").path)
+                rows_of_set = read_rows(file)
+                files += [str(file)] * any(row["fault"] for row in rows_of_set)
                 results.setdefault(label, []).extend({**row, "set": of_set} for row in rows_of_set)
                 rows = table.summarise(results, recipe.evaluate.bootstrap, recipe.seed)
-                agent_report.write(page, name, trying.choices[OWN].name, rows)
+                why = table.reasons(results, files)
+                agent_report.write(page, name, trying.choices[OWN].name, rows, why)
         agent_report.log(tracked, page, rows, at=record["finished"])
     return page
 

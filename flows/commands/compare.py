@@ -32,37 +32,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from prefect import flow
+from typing import TYPE_CHECKING, Any
 
 from flows import end_import_phase, exit_fast
-from flows.pages.page_file import write_comparison
 from flows.runs import dvc_command, git, recipe_list
 from flows.runs.dvc_command import INTERRUPTED
-from flows.tracking import comparison_report, suite_report
+from flows.tracking import comparison_report
 from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
-from flows.workers import substep_tasks
-from flows.workers.connection import name_process, prefect_server
-from flows.workers.stage import check_machine
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
-from params.schema.suites import Suite
+from params.schema.suites import Suite, load_suites
 from tasks import recipes
-from tasks.comparison import suites
 from tasks.comparison.budget import SPENT, Budget
-from tasks.comparison.comparison import Comparison, Variant
-from tasks.comparison.measure import Report, Spent, key_of, measure
-from tasks.comparison.variants import variants
 from tasks.ledger.artifacts import ROOT, Artifact
 from tasks.ledger.substeps import Ledger, SubStep
-from tasks.policy.machine import use_machine
-from tasks.recipes.opening import open_recipe, reader_of
-from tasks.training.iteration import Iteration
-from tasks.training.loop import replaying
-from tasks.training.setup import reward_model_of
+
+# torch, transformers, Prefect and pandas are imported where they are used, after the checks
+if TYPE_CHECKING:
+    from tasks.comparison.comparison import Comparison, Variant
+    from tasks.comparison.measure import Report, Spent
+    from tasks.training.iteration import Iteration
 
 BEFORE = ("champion", "prepare", "cold_start", "reward_model")  # stages that all variants share
 log = logging.getLogger(__name__)
@@ -70,7 +61,6 @@ log = logging.getLogger(__name__)
 Write = Callable[[Sequence[Result]], None]  # of the results so far
 
 
-@flow(name="compare", flow_run_name="compare {name}", on_running=[name_process])
 def compare(
     name: str,
     rows: Sequence[str],
@@ -85,6 +75,9 @@ def compare(
 
     With a suite, of which ``parts`` are asked for, its page is written instead.
     """
+    from flows.workers import substep_tasks
+    from tasks.policy.machine import use_machine
+
     for stage in BEFORE:
         dvc_command.reproduce(f"{stage}@{name}")
     recipe = recipes.load(name, Path("params"))
@@ -105,6 +98,10 @@ def compare(
 @contextmanager
 def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
     """Yield what all variants share; their environment stays open until the end of the block."""
+    from tasks.comparison.comparison import Comparison
+    from tasks.recipes.opening import open_recipe, reader_of
+    from tasks.training.setup import reward_model_of
+
     folders = RunFolders(name)
     with open_recipe(recipe, folders.corpus) as environment:
         yield Comparison(
@@ -126,6 +123,8 @@ def write_page(comparison: Comparison, results: Sequence[Result], baseline: str)
     """Write ``reports/<recipe>/comparison.html``; a failure does not end a comparison."""
     resamples, kind = comparison.recipe.evaluate.bootstrap, comparison.budget.kind
     try:
+        from flows.pages.page_file import write_comparison
+
         write_comparison(comparison.name, results, resamples, kind, baseline)
     except Exception as error:  # whatever it is, the results are there
         log.warning("the page was not written: %s: %s", type(error).__name__, error)
@@ -140,6 +139,10 @@ def _asked(
     parts: Sequence[str],
 ) -> tuple[list[Variant], Write]:
     """Return the variants that are asked for, and what writes their results."""
+    from flows.tracking import suite_report
+    from tasks.comparison import suites
+    from tasks.comparison.variants import variants
+
     name, resamples = comparison.name, comparison.recipe.evaluate.bootstrap
     if not suite:
         kind = comparison.budget.kind
@@ -161,6 +164,9 @@ def results(
 
     With each comes whether it was computed now, and not read from its file.
     """
+    from tasks.comparison.measure import key_of
+    from tasks.training.loop import replaying
+
     name = comparison.name
     for seed in seeds:
         ledger.beside = [ROOT / name / "reinforce"]
@@ -180,6 +186,8 @@ def results(
 
 def _measured(comparison: Comparison, variant: Variant | None, step: SubStep) -> dict[str, Any]:
     """Measure a variant with a progress bar; return the result and the commit that made it."""
+    from tasks.comparison.measure import measure
+
     revision = git.revision()
     made_by = {"commit": revision.commit, "uncommitted": revision.dirty}
     if variant is None:
@@ -250,6 +258,7 @@ def main(arguments: list[str]) -> int:
     args = _parser().parse_args(arguments)
     try:
         recipe = recipes.load(args.recipe, Path("params"))
+        _check_arguments(args)
         page = _suite(args, recipe) if args.suite else _comparison(args, recipe)
     except (ValueError, RuntimeError) as error:
         print(f"compare: {error}", file=sys.stderr)
@@ -261,10 +270,39 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Raise ValueError for what is refused without the libraries, which take seconds to import."""
+    rows, every = args.algorithms or [], algorithms.load_algorithms(Path("params"))
+    if unknown := [row for row in rows if row not in every]:
+        raise ValueError(
+            f"--algorithms: {', '.join(map(repr, unknown))} is no row of params/algorithms.yaml: "
+            f"choose of {list(every)}"
+        )
+    if not args.suite and (args.part or args.committed):
+        raise ValueError("--part and --committed are for a suite: add --suite <name>")
+    if args.suite and args.suite not in (named := load_suites(Path("params"))):
+        raise ValueError(
+            f"--suite {args.suite}: params/suites.yaml has no such row: choose one of {list(named)}"
+        )
+    if not args.suite:
+        Budget.parse(args.budget or "")
+    elif args.committed and not list(
+        (RunFolders(args.recipe).reports / "comparison").glob("*/seed-*.json")
+    ):
+        raise ValueError(_no_results(args.recipe, " of this suite's variants"))
+
+
+def _no_results(recipe: str, which: str) -> str:
+    return (
+        f"--committed: reports/{recipe}/comparison has no result{which}: call it with --budget "
+        "instead"
+    )
+
+
 def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     """Check what is asked for, compare, and return the page."""
-    if args.part or args.committed:
-        raise ValueError("--part and --committed are for a suite: add --suite <name>")
+    from tasks.comparison.variants import variants
+
     recipe_rows = [recipe.reinforce.algorithm] if args.overrides else []
     rows = args.algorithms or recipe_rows or list(algorithms.load_algorithms(Path("params")))
     budget = Budget.parse(args.budget or "")
@@ -285,6 +323,9 @@ def _suite(args: argparse.Namespace, recipe: Recipe) -> Path:
             f"{' and '.join(given)}: a suite chooses its rows and changes, so that it compares "
             "what the paper does; leave them out, or compare without --suite"
         )
+    from flows.tracking import suite_report
+    from tasks.comparison import suites
+
     suite = suites.suite_of(args.suite, args.part)
     by_label = suites.variants_of(args.recipe, suite)
     page = suite_report.place(args.recipe, args.suite)
@@ -301,14 +342,14 @@ def _report_committed(
     args: argparse.Namespace, recipe: Recipe, suite: Suite, names: dict[str, str]
 ) -> None:
     """Write the page of a suite from the files of results that are there, whatever their keys."""
+    from flows.tracking import suite_report
+
     if args.budget or args.seeds:
         raise ValueError("--committed trains nothing: leave out --budget and --seeds")
     results = comparison_report.committed(args.recipe, [COLD_START, *names.values()])
     if not any(one["variant"] != COLD_START for one in results):
-        raise ValueError(
-            f"--committed: reports/{args.recipe}/comparison has no result of this suite's "
-            f"variants, such as {next(iter(names.values()))}: call it with --budget instead"
-        )
+        which = f" of this suite's variants, such as {next(iter(names.values()))}"
+        raise ValueError(_no_results(args.recipe, which))
     resamples = recipe.evaluate.bootstrap
     suite_report.write(
         args.recipe, args.suite, suite, names, results, resamples=resamples, committed=True
@@ -324,13 +365,19 @@ def _check_seconds(budget: Budget, variants: Iterable[Variant]) -> None:
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
+    from prefect import flow
+
+    from flows.workers.connection import name_process, prefect_server
+    from flows.workers.stage import check_machine
+
     if recipe_list.add_to_pipeline(args.recipe):
         print(f"compare: added {args.recipe} to the recipes in dvc.yaml")
     seeds = list(dict.fromkeys(args.seeds or [recipe.seed]))
     check_machine(args.recipe)
     with prefect_server():
         given = (args.recipe, rows, args.overrides, seeds, args.budget)
-        compare(*given, args.baseline, args.suite, args.part)
+        shown = flow(name="compare", flow_run_name="compare {name}", on_running=[name_process])
+        shown(compare)(*given, args.baseline, args.suite, args.part)
 
 
 if __name__ == "__main__":

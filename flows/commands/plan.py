@@ -275,13 +275,13 @@ def main(arguments: list[str]) -> int:
     )
     args = parser.parse_args(arguments)
     network = NETWORKS[args.network]
-    here = None if args.card else gpu_cards.card_here()
-    cards = [CARDS[size] for size in args.card or CARDS] + ([here] if here else [])
     try:
         planned = {name: read(name) for name in args.recipes}
     except ValueError as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
+    here = None if args.card else gpu_cards.card_here()
+    cards = [CARDS[size] for size in args.card or CARDS] + ([here] if here else [])
     answers = {
         name: [answer(each, card, network) for card in cards] for name, each in planned.items()
     }

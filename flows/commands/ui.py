@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -119,8 +121,9 @@ def _start_mlflow(port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run ``make ui``; return the exit status, 1 where a server does not start."""
+    argparse.ArgumentParser(prog="beamline ui", description=__doc__).parse_args(arguments)
     try:
         return ui()
     except RuntimeError as error:
@@ -129,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

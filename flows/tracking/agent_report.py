@@ -16,12 +16,15 @@ Rows = Sequence[Mapping[str, Any]]  # of tasks.agents.table.summarise
 INTERVALS = ("success", "score")  # measures with low and high
 
 
-def write(page: Path, recipe: str, model: str, rows: Rows) -> None:
-    """Write the table to ``page``, and its rows as JSON beside it."""
+def write(page: Path, recipe: str, model: str, rows: Rows, reasons: str = "") -> None:
+    """Write the table to ``page``, and its rows as JSON beside it.
+
+    ``reasons``: why requests failed, as ``table.reasons``.
+    """
     lines = [f"# Agents without training: {recipe}", "", f"Model: {model}.", ""]
     page.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(page) as partial:
-        partial.write_text("\n".join([*lines, table.markdown(rows), table.NOTE]))
+        partial.write_text("\n".join([*lines, table.markdown(rows), table.NOTE]) + reasons)
     with files.replaced(page.with_suffix(".json")) as partial:
         partial.write_text(json.dumps({"model": model, "rows": rows}, indent=1) + "\n")
 

@@ -5,7 +5,6 @@ DVC runs ``python -m flows.<stage> RECIPE``, as part of a retrain run or on its 
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import sys
@@ -24,7 +23,7 @@ from prefect.runtime import flow_run
 from prefect.states import Pending
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk, memory_shortage, requirements
+from flows.host import disk, first_check, memory_shortage, requirements
 from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
@@ -45,9 +44,7 @@ def main(flow: Flow[..., Any]) -> NoReturn:
     """
     end_import_phase()
     die_with_parent()
-    parser = argparse.ArgumentParser(prog=f"beamline {flow.name}")
-    parser.add_argument("recipe", help="params/<recipe>.yaml")
-    exit_fast(run(flow, parser.parse_args().recipe))
+    exit_fast(run(flow, first_check.parser(flow.name).parse_args().recipe))
 
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tasks.scorers import is_graded, label
 from tasks.trees.intervals import bootstrap_interval
+from tasks.trees.words import printable
 
 Row = dict[str, Any]
+SHOWN = 80  # characters of a reason
+MOST_REASONS = 5  # of an agent that are named
 ALL = "all"  # the set of the row with the questions of all sets
 NOTE = (
     "Success and score: means with 95 % bootstrap intervals over questions. Calls and tokens: "
@@ -78,6 +82,38 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         cells += [str(row["faults"])] if failed else []
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def reasons(results: Mapping[str, Sequence[Mapping[str, Any]]], files: Iterable[str]) -> str:
+    """Return why requests of each agent failed, the most frequent reason first, in Markdown.
+
+    "" where none did. ``files`` have the whole texts in their column ``fault``.
+    """
+    counts = {
+        agent: Counter(_reason(row["fault"]) for row in rows if row["fault"])
+        for agent, rows in results.items()
+    }
+    lines = [f"- {agent}: {_named(faults)}" for agent, faults in counts.items() if faults]
+    if not lines:
+        return ""
+    where = ", ".join(f"`{file}`" for file in files)
+    told = (
+        f"Why requests failed, with the number of tasks (whole texts: column `fault` of {where}):"
+    )
+    return "\n".join(["", told, "", *lines, ""])
+
+
+def _named(faults: Counter[str]) -> str:
+    named = [f"{reason} ({count})" for reason, count in faults.most_common(MOST_REASONS)]
+    others = faults.total() - sum(count for _, count in faults.most_common(MOST_REASONS))
+    return ", ".join([*named, *([f"other reasons ({others})"] if others else [])])
+
+
+def _reason(fault: str) -> str:
+    if fault.isdecimal():
+        return f"the server answers with the status {fault}"
+    text = " ".join(printable(fault).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _count(value: float) -> str:

@@ -38,7 +38,8 @@ def report(
     """
     stage, iteration, verb = at
     older = _nearest(folder, iteration, verb, reused, made_of["inputs"])
-    what = f"{stage}: {verb}" + _of_iteration(folder, iteration)
+    name = stage if stage == verb else f"{stage}: {verb}"
+    what = name + _of_iteration(folder, iteration)
     if older:
         lines = "".join(f"  {line}\n" for line in changes(older, made_of, at, files))
         return f"{what} is computed again{_reuse(reused, iteration)}. What has changed:\n{lines}"

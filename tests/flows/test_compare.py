@@ -91,7 +91,7 @@ def forget(name):
 def run(rows=ROWS, changes=(), seeds=(0,), budget=BUDGET):
     """Compare; return all results so far, by variant and seed."""
     resident.POLICIES.clear()
-    compare.compare.fn("toy", rows, changes, seeds, budget)
+    compare.compare("toy", rows, changes, seeds, budget)
     return results()
 
 

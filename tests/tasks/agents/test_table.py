@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.agents.table import markdown, summarise
+from tasks.agents.table import markdown, reasons, summarise
 
 
 def row(of_set, score, scorer="exact", calls=1, fault=""):
@@ -40,3 +40,17 @@ def test_a_column_is_there_where_a_row_fills_it():
     assert "| success (%) | f1 (%) |" in whole
     assert whole.splitlines()[2].endswith("| 1.00 | 2.00 | 1,200 | 3.00 | 0 |")
     assert "| rag | two | 1 | 0.0 [0.0, 0.0] | 25.0 [25.0, 25.0] |" in whole
+
+
+def test_failed_requests_have_their_reasons_with_counts():
+    rows = [row("one", 0.0, fault=fault) for fault in ["503", "503", "timeout", "\x1b[2J" * 99, ""]]
+    text = reasons({"react": rows, "direct": [row("one", 1.0)]}, ["results.parquet"])
+    _, told, _, line = text.rstrip("\n").split("\n")
+    assert "column `fault` of `results.parquet`" in told
+    assert line.startswith(
+        "- react: the server answers with the status 503 (2), timeout (1), \\x1b"
+    )
+    assert len(line) < 200
+    many = [row("one", 0.0, fault=f"fault {number}") for number in range(9)]
+    assert "other reasons (4)" in reasons({"react": many}, ["a"])
+    assert reasons({"direct": [row("one", 1.0)]}, []) == ""
