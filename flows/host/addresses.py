@@ -17,7 +17,8 @@ from types import TracebackType
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 # Environment variables with an address, and with a secret.
-ADDRESSES = ("BEAMLINE_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL")
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+ADDRESSES = ("BEAMLINE_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", *PROXIES)
 SECRETS = (
     "BEAMLINE_SERVER_TOKEN",
     "BEAMLINE_STORE_KEY",

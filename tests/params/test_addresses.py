@@ -2,7 +2,7 @@
 
 import pytest
 
-from params.schema.addresses import check_endpoint, check_key_travels_safely
+from params.schema.addresses import check_endpoint, check_key_travels_safely, is_loopback
 
 
 def test_a_key_travels_encrypted_or_not_at_all():
@@ -25,3 +25,18 @@ def test_an_address_holds_no_secret(url):
     with pytest.raises(ValueError, match="key_variable") as caught:
         check_endpoint(url)
     assert "word" not in str(caught.value).replace("password", "")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1:80", "LOCALHOST", "localhost.:1")),
+        *((host, True) for host in ("[::1]:8000", "[::ffff:127.0.0.1]")),
+        *(
+            (host, False)
+            for host in ("localhost.example.org", "10.0.0.1", "[::2]", "128.0.0.1", "")
+        ),
+    ],
+)
+def test_what_is_on_this_machine(host, here):
+    assert is_loopback(f"http://{host}/v1") is here

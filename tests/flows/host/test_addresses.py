@@ -144,3 +144,9 @@ def test_an_import_alone_leaves_logs_as_they_are():
     look = f"{code}; print(hasattr(logging.Handler.format, '__wrapped__'))"
     ran = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "all_proxy"])
+def test_password_of_a_proxy_is_left_out(monkeypatch, variable):
+    monkeypatch.setenv(variable, "http://me:s3cr3t-word@proxy:3128")
+    assert without_password("proxy refused s3cr3t-word") == "proxy refused ***"
