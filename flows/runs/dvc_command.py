@@ -68,6 +68,8 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
             yield repository
     except DvcException as error:
         raise ValueError(_explained(error, root.absolute())) from None
+    except ValueError as error:  # of a library that reads git's files, for instance
+        raise ValueError(git.fault(root) or str(error)) from None
 
 
 def _explained(error: Exception, root: Path) -> str:

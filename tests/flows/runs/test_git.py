@@ -1,9 +1,10 @@
 import hashlib
+import shutil
 from pathlib import Path
 
 import pytest
 
-from flows.runs import git
+from flows.runs import git, pipeline, transfer
 from tests import toy_project as toy
 from tests.flows.runs.conftest import RUN
 
@@ -75,6 +76,96 @@ def test_commit_is_fetched_from_a_remote(project, clone, monkeypatch):
     assert not git.committed("new")
     with pytest.raises(RuntimeError, match="none of its git remotes does: git push it"):
         git.fetch_commit("0" * 40)
+
+
+# ---------------------------------------------------------------- repositories
+
+
+def submodule(project, place):
+    toy.git(place, "init", "--quiet", "outer")
+    allowed = ("-c", "protocol.file.allow=always")
+    toy.git(place / "outer", *allowed, "submodule", "--quiet", "add", str(project), "inner")
+    return place / "outer/inner"
+
+
+def linked(project, place):
+    toy.git(project, "worktree", "add", "--quiet", str(place / "linked"), "-b", "other")
+    return place / "linked"
+
+
+def linked_to_a_submodule(project, place):
+    return linked(submodule(project, place), place)
+
+
+def linked_to_a_bare_one(project, place):
+    toy.git(place, "clone", "--quiet", "--bare", str(project), "bare")
+    return linked(place / "bare", place)
+
+
+def shallow(project, place):
+    toy.git(place, "clone", "--quiet", "--depth", "1", f"file://{project}", "shallow")
+    return place / "shallow"
+
+
+@pytest.mark.parametrize(
+    "checkout", [submodule, linked, linked_to_a_submodule, linked_to_a_bare_one, shallow]
+)
+def test_runs_have_worktrees_in_repositories_of_all_kinds(ran, tmp_path, monkeypatch, checkout):
+    """And DVC opens them: it takes a submodule's own checkout for that of its worktrees."""
+    (tmp_path / "place").mkdir()
+    folder = checkout(ran, tmp_path / "place")
+    monkeypatch.chdir(folder)
+    git.check_repository()
+    worktree = folder / ".beamline/runs/one"
+    git.add_worktree(worktree, git.head(folder))
+    transfer.share(worktree)
+    assert pipeline.kept_in_git("toy", worktree)[0] == "dvc.lock"
+    assert git.untracked("own") == git.uncommitted() == []
+
+
+def of_another_user(project, monkeypatch):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+
+
+def bare(project, monkeypatch):
+    toy.git(project, "config", "core.bare", "true")
+
+
+def damaged(project, monkeypatch):
+    with Path(".git/config").open("a") as config:
+        config.write("[core\n")
+
+
+def without_git(project, monkeypatch):
+    monkeypatch.setenv("PATH", str(project))
+
+
+def part(project, monkeypatch):
+    Path("inner").mkdir()
+    monkeypatch.chdir("inner")
+
+
+def unpacked(project, monkeypatch):
+    shutil.rmtree(".git")
+
+
+UNFIT = {
+    of_another_user: "detected dubious ownership in repository .* git init would not help",
+    bare: "is bare, so git sees no checkout here: git config core.bare false if",
+    damaged: "bad config line .* git init would not help",
+    without_git: "git is in none of the folders of PATH, .*: install git",
+    part: "is the folder inner/ of the git repository .*: git clone the project",
+    unpacked: r"is in no git repository \(an unpacked archive has none\): git init is enough",
+}
+
+
+@pytest.mark.parametrize("spoil", UNFIT)
+def test_repository_that_does_not_serve_is_refused_with_the_true_cause(ran, monkeypatch, spoil):
+    spoil(ran, monkeypatch)
+    with pytest.raises(ValueError, match=f"(?s){UNFIT[spoil]}"):
+        git.check_repository()
+    with pytest.raises(ValueError):
+        git.resolve("runs/toy-nowhere")
 
 
 # ---------------------------------------------------------------- settings of users
