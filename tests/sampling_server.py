@@ -229,6 +229,14 @@ def never_end_chunks(to: Spoiler, status: int, headers: Mapping[str, str], _: by
         to.wfile.write(b"10000\r\n" + b" " * 2**16 + b"\r\n")
 
 
+def negative_chunk(to: Spoiler, status: int, headers: Mapping[str, str], _: bytes) -> None:
+    to.close()
+    chunked = {**headers, "Content-Length": None, "Transfer-Encoding": "chunked"}
+    to.send(status, chunked, b"-1\r\n")
+    while not to.server.ended.is_set():
+        to.wfile.write(b" " * 2**16)
+
+
 def go_on(to: Spoiler, *_: Any) -> None:
     to.close()
     while not to.server.ended.wait(DRIP):
@@ -361,6 +369,7 @@ WAYS: dict[str, Way] = {
     "drips a header": Way(drip_headers, says=LATE),
     "never ends": Way(never_end, says="bytes"),
     "never ends, in chunks": Way(never_end_chunks, says="bytes"),
+    "a chunk of -1 bytes": Way(negative_chunk, says="bytes"),
     "says 100 for ever": Way(go_on, says=LATE),
     "speaks no HTTP": Way(no_http, says="SSH"),
     "500": status(500, "Internal Server Error"),

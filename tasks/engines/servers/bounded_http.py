@@ -14,6 +14,7 @@ from urllib.parse import SplitResult
 
 CONNECT_TIMEOUT = 10.0  # seconds for a server to take a connection
 LONGEST_SLEEP = 1.0  # seconds until the end of a call is looked at again: it may have moved
+HEAD_BYTES = 2**17  # of an answer before its content, about: twice those of the longest header
 BLOCK = 2**20  # bytes of a file that are read and sent at once
 KEEPALIVE = {  # probe after 30 idle seconds, 3 times, every 10 seconds
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -34,14 +35,16 @@ class HttpAnswer:
 
 
 class TimedSocket:
-    """A socket whose calls raise TimeoutError at a time of ``time.monotonic``.
+    """A socket whose calls raise TimeoutError at a time, and OSError after ``room`` bytes.
 
     A timeout of the socket alone begins anew with each byte that comes in.
     """
 
     def __init__(self, opened: socket.socket) -> None:
         self.opened, self.reading, self.closing = opened, False, False
-        self.ends: Callable[[], float] = time.monotonic  # may move while a call waits
+        self.room = 0  # bytes that may still come in
+        # When a call ends, by time.monotonic; it may move while a call waits.
+        self.ends: Callable[[], float] = time.monotonic
 
     def sendall(self, data: Any) -> None:
         """Send bytes."""
@@ -50,12 +53,17 @@ class TimedSocket:
 
     def receive(self, buffer: Any) -> int:
         """Read bytes into a buffer; return how many."""
+        if self.room <= 0:
+            raise OSError("an answer of too many bytes")
         while True:
             self.opened.settimeout(min(self._left(), LONGEST_SLEEP))
             try:
-                return self.opened.recv_into(buffer)
+                count = self.opened.recv_into(buffer)
             except TimeoutError:
                 self._left()
+            else:
+                self.room -= count
+                return count
 
     def makefile(self, mode: str) -> BinaryIO:
         """Return a file that reads from the socket, as http.client asks for it."""
@@ -128,7 +136,8 @@ def ask(
     timed: Any = connection.sock
     if timed is None:  # the last answer has closed it
         raise http.client.RemoteDisconnected("the connection is closed")
-    timed.ends = ends
+    # Each chunk has a few bytes beside its content. http.client reads to the end for a size of -1.
+    timed.ends, timed.room = ends, 2 * limit + HEAD_BYTES
     connection.request(method, path, content, headers)
     answer = connection.getresponse()
     if (answer.length or 0) > limit:
