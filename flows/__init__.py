@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # `python -m flows.plan` runs flows/commands/plan.py. Code imports it as flows.commands.plan.
 __path__ += [os.path.join(__path__[0], room) for room in ("stages", "commands")]  # noqa: PTH118
 
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 UNREAD = 120  # Python's exit status where its output could not be written
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -38,20 +40,26 @@ if sys.argv[0] == "-m" and os.environ.get("BEAMLINE_WARM", "off") != "off":
 
     hand_over()  # does not return where another process runs the program
 if sys.argv[0] == "-m":  # python -m flows.<program>, whose main calls end_import_phase
-    sys.excepthook = lambda *raised: _report(*raised)
+    sys.excepthook = lambda *raised: _and_memory(sys.__excepthook__)(*raised)
     gc.disable()  # imports make a million lasting objects; collecting them takes two seconds
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an error that ends this program, and what helps where memory was short.
+def _and_memory(print_error: Hook) -> Hook:
+    """Return a function that prints an error that ends this program, and that memory was short.
 
-    Libraries that cannot be loaded for lack of it end the imports.
+    Libraries that cannot be loaded for lack of memory end the imports.
     """
-    sys.__excepthook__(kind, error, trace)
-    from flows.host import memory_shortage
 
-    memory_shortage.report(error, "".join(sys.argv[1:2]))
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        print_error(kind, error, trace)
+        from flows.host import memory_shortage
+
+        memory_shortage.report(error, "".join(sys.argv[1:2]))
+
+    return report
 
 
 def end_import_phase() -> None:
@@ -59,6 +67,7 @@ def end_import_phase() -> None:
     from flows.host.addresses import keep_passwords_from_logs
 
     keep_passwords_from_logs()
+    sys.excepthook = _and_memory(sys.excepthook)
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,6 +4,7 @@ import errno
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +78,7 @@ def test_other_errors_are_left_alone(error):
     assert memory_shortage.explained(error, "tiny") is None
 
 
-def test_process_that_cannot_be_started_is_recognised(monkeypatch):
+def test_process_that_cannot_be_started_is_recognised():
     def _fork_exec(*_):
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -103,3 +104,17 @@ def test_kill_by_the_kernel_is_told(tmp_path, monkeypatch, capsys):
     counter.write_text("oom 1\noom_kill 3\n")
     memory_shortage.report_kills(before, "tiny")
     assert "the kernel has killed a process for lack of memory. Memory" in capsys.readouterr().err
+
+
+def test_program_whose_imports_fail_says_so_in_its_last_line():
+    ran = subprocess.run(
+        [sys.executable, "-m", "flows.plan", "tiny"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LIMIT, LIMIT)),
+        env={"OPENBLAS_NUM_THREADS": "1", "PATH": ""},
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("Memory is short: "), ran.stderr
