@@ -175,7 +175,9 @@ class Run:
         if time.monotonic() < self._retry_at:
             return False
         try:
-            check_reachable(self._uri, known=self.id is not None, unreachable=self._unreachable)
+            # each stage is a process, and MLflow would wait 20 s in each for a server that hangs
+            first = self._client is None
+            check_reachable(self._uri, self.id is not None, self._unreachable or first)
             self._client = self._client or connect(self._uri)
             if self.id is None or (self._unreachable and not has_run(self._client, self.id)):
                 tags = self._description["tags"]

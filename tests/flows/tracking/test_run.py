@@ -511,3 +511,15 @@ def test_restarted_server_has_everything_once(server, saved, monkeypatch, caplog
     assert client.get_run(run.id).info.status == "FINISHED"
     assert len(found_traces(client, run_id=run.id)) == 6
     assert [entry.path for entry in client.list_artifacts(run.id)] == ["a.json"]
+
+
+def test_server_that_hangs_is_not_waited_for_in_each_process(folder, monkeypatch):
+    monkeypatch.setattr(store, "LOCK_WAIT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # connections wait in its queue
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        began = time.monotonic()
+        with stage_run("toy", "reinforce", "key", {}) as run:
+            run.log_metrics({"loss": 1.0}, step=0, at=1.0)
+        assert time.monotonic() - began < 5  # MLflow's own client takes 20 s
+    assert run.is_queued
