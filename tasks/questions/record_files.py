@@ -185,10 +185,15 @@ def check_folder(folder: Path, *, links: bool = True) -> None:
 
 
 def _fault(path: Path, folder: Path, links: bool) -> str:
+    if path.is_symlink() and not path.exists():
+        return f"{path} is a link that leads nowhere: remove it"
+    if not path.is_dir():
+        try:
+            check_regular(path)
+        except ValueError as error:
+            return str(error)
     if path.is_symlink():
         target = Path(os.path.realpath(path))
-        if not target.exists():
-            return f"{path} is a link that leads nowhere: remove it"
         if path.parent.resolve().is_relative_to(target):
             return f"{path} is a link to a folder that it lies in: remove it"
         inside = target.is_relative_to(folder.resolve())
@@ -197,12 +202,6 @@ def _fault(path: Path, folder: Path, links: bool) -> str:
                 f"{path} is a link that leads out of {folder}/, to {target}: copy what is there, "
                 "mount its folder here (mount --bind), or have DVC fetch it (dvc import-url)"
             )
-    if path.is_dir():
-        return ""
-    try:
-        check_regular(path)
-    except ValueError as error:
-        return str(error)
     return ""
 
 
