@@ -14,6 +14,10 @@ import pytest
 from flows.host import warm
 
 ROOT = Path(__file__).parents[3]
+FIRST = (  # what a program imports before its work is handed over
+    *("flows/__init__.py", "flows/host/__init__.py", "flows/host/parents.py"),
+    *("flows/host/first_check.py", "flows/host/proxies.py", "params/schema/addresses.py"),
+)
 ASK = "from flows.host.warm import hand_over; hand_over()\n"
 TELL = ASK + (
     "import json, os, sys\n"
@@ -98,7 +102,7 @@ def test_the_child_has_what_the_program_has(parent, tmp_path):
 
 def test_code_comes_from_the_programs_own_checkout(parent, tmp_path):
     _, address = parent
-    for name in ("flows/__init__.py", "flows/host/__init__.py", "flows/host/parents.py"):
+    for name in FIRST:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     source = (ROOT / "flows/host/warm.py").read_text()
@@ -189,7 +193,7 @@ def test_a_parent_ends_with_the_process_that_started_it(tmp_path):
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (tmp_path / "flows").mkdir()
-    for name in ("flows/__init__.py", "flows/host/__init__.py", "flows/host/parents.py"):
+    for name in FIRST:
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text((ROOT / name).read_text())
     (tmp_path / "flows/host/warm.py").write_text((ROOT / "flows/host/warm.py").read_text())
