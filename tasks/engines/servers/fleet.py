@@ -11,6 +11,7 @@ the run ends after ``Patience.total`` seconds.
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import threading
 import time
 from collections import Counter
@@ -39,7 +40,9 @@ class Failing:
     """What is known of a server that has failed since it last answered a request for turns."""
 
     times: int
-    again: float  # when it is tried again, by time.monotonic
+    with_turns: int  # of these, when it had turns to sample
+    since: float  # the last time, by time.monotonic
+    pause: float  # seconds until it is tried again
     reason: Failure
 
 
@@ -163,19 +166,24 @@ class Fleet:
         if server not in self.up:
             return
         self.up.discard(server)
-        self._fail(server, error, "its unfinished turns are sampled again")
+        self._fail(server, error, "its unfinished turns are sampled again", with_turns=True)
         self.stale[server] += isinstance(error, StaleWeightsError)
         if self.stale[server] > STALE and not self.up:
             raise RuntimeError(
                 f"{error}, {self.stale[server]} times since it got these: does another run use it?"
             )
 
-    def _fail(self, server: EngineServer, error: Failure, consequence: str) -> None:
+    def _fail(
+        self, server: EngineServer, error: Failure, consequence: str, with_turns: bool = False
+    ) -> None:
         """Note a failure of a server, and say it where it is new or often enough to be told."""
         last = self.failing.get(server)
         times = last.times + 1 if last else 1
-        pause = self.patience.pause(times, getattr(error, "pause", 0.0))
-        self.failing[server] = Failing(times, time.monotonic() + pause, error)
+        turns = (last.with_turns if last else 0) + with_turns
+        most = self.patience.longest_absence if with_turns and self.up else None
+        failures = turns if with_turns else times
+        pause = self.patience.pause(failures, getattr(error, "pause", 0.0), most)
+        self.failing[server] = Failing(times, turns, time.monotonic(), pause, error)
         if not times & (times - 1) or not last or str(error) != str(last.reason):
             again = f"it is tried again in {pause:.3g} s (failure {times})"
             print(f"{error}: {consequence}; {again}", flush=True)
@@ -212,10 +220,17 @@ class Fleet:
         """Begin to give the weights to the servers that are down and due."""
         now = time.monotonic()
         for server in self.servers:
-            due = server not in self.failing or self.failing[server].again <= now
-            if due and server not in self.up and server not in self.loading:
+            is_down = server not in self.up and server not in self.loading
+            if is_down and self._due(server) <= now:
                 load = _started(_bring_up, server, policy, server in self.holding)
                 self.loading[server] = policy, load
+
+    def _due(self, server: EngineServer) -> float:
+        """Return when a server is tried again, by time.monotonic: soon where no other one is up."""
+        if not (one := self.failing.get(server)):
+            return 0.0
+        most = math.inf if self.up else self.patience.longest_pause
+        return one.since + min(one.pause, most)
 
     def _collect(self) -> None:
         """Note which servers have the weights by now, and which have failed."""
@@ -236,7 +251,7 @@ class Fleet:
     def _pause(self, wait: LongWait) -> float:
         """Return seconds until a server is due, or the wait is over."""
         busy = self.up | set(self.loading)
-        events = [one.again for server, one in self.failing.items() if server not in busy]
+        events = [self._due(server) for server in self.failing if server not in busy]
         if wait.since is not None:
             events.append(wait.since + self.patience.total)
         left = min(events, default=time.monotonic() + LONGEST_SLEEP) - time.monotonic()

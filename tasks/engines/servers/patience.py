@@ -18,6 +18,9 @@ class Patience:
     # Before a server that has failed is tried again: doubled with each further failure.
     first_pause: float = 1.0
     longest_pause: float = 60.0
+    # Where others sample, for one that fails each time that it gets turns: a hanging one costs them
+    # minutes each time.
+    longest_absence: float = 3600.0
     # For a call that samples nothing, and for the first byte of one that loads weights.
     call: float = 60.0
     # For turns: without an answer of the server to any request. Servers compute requests one after
@@ -28,10 +31,13 @@ class Patience:
     longest_turn: float = 3600.0  # whatever is answered meanwhile
     slowest: float = 10e6  # bytes of weights a second: a network of 100 Mbit/s, or a shared disk
 
-    def pause(self, failures: int, asked_for: float = 0.0) -> float:
-        """Return seconds until a server is tried again; it may have asked for longer ones."""
+    def pause(self, failures: int, asked_for: float = 0.0, most: float | None = None) -> float:
+        """Return seconds until a server is tried again; it may have asked for longer ones.
+
+        ``most``: in place of ``longest_pause``.
+        """
         doubled = self.first_pause * 2.0 ** min(failures - 1, 30)
-        return min(max(doubled, asked_for), self.longest_pause)
+        return min(max(doubled, asked_for), self.longest_pause if most is None else most)
 
     def of_weights(self, size: int) -> float:
         """Return seconds for so many bytes of weights to be sent or loaded."""

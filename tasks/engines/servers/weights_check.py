@@ -102,7 +102,7 @@ def _logprobs(model: Any) -> NDArray[np.float32] | None:
     if sharding.is_sharded(model):
         return None
     tokens = torch.from_numpy(prompt_of(model.config.vocab_size)).long()[None]
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = model(tokens.to(model.device), use_cache=False).logits[0, -1]
     scores: NDArray[np.float32] = logits.float().log_softmax(-1).cpu().numpy()
     return scores

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+from tasks.engines.servers.client import ServerFailedError
+from tasks.engines.servers.fleet import Fleet
 from tasks.engines.servers.patience import PATIENCE, retry_after
 
 
@@ -37,3 +39,19 @@ def test_long_number_is_bounded():
 def test_large_weights_take_longer():
     assert PATIENCE.of_weights(0) == PATIENCE.call
     assert PATIENCE.of_weights(32 * 10**9) == PATIENCE.call + 3200
+
+
+def test_server_that_fails_with_turns_is_left_out_longer_where_others_sample():
+    fleet = Fleet(["http://127.0.0.1:9", "http://127.0.0.1:10"], "transformers")
+    failing, other = fleet.servers
+
+    def pause(others):
+        fleet.up = {failing, *others}
+        fleet._take_down(failing, ServerFailedError(failing.name, "hangs"))
+        return fleet._due(failing) - time.monotonic()
+
+    pauses = [pause([other]) for _ in range(13)]
+    assert pauses[0] == pytest.approx(1, abs=0.5) and pauses[9] == pytest.approx(512, abs=9)
+    assert pauses[12] == pytest.approx(PATIENCE.longest_absence, abs=9)
+    fleet.up.clear()  # it is needed now
+    assert fleet._due(failing) - time.monotonic() <= PATIENCE.longest_pause
