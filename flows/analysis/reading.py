@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from params.run_folders import RunFolders
+from params.schema.recipe import names
 from tasks import recipes
 from tasks.dialects.tags import TagsReader
 from tasks.trees.dialogue import OTHER_TAGS
@@ -30,7 +31,7 @@ def missing(recipe: str, file: Path) -> ValueError:
     """Return the error for a file of a run that is not there: the file, and what makes it."""
     recipes = Path(*file.parts[: file.parts.index(recipe) - 1], "params")
     if not (recipes / f"{recipe}.yaml").is_file():
-        known = ", ".join(each.stem for each in sorted(recipes.glob("*.yaml")))
+        known = ", ".join(names(recipes))
         return ValueError(f"no recipe '{recipe}' in {recipes}: {known or 'name a checkout'}")
     return ValueError(
         f"{file} does not exist: run `make run RECIPE={recipe}` first, or restore a run with "
