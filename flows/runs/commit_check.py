@@ -45,7 +45,7 @@ FETCHED = ("https://", "http://", "s3://", "gs://", "azure://")  # that dvc impo
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """A file, link or submodule of a commit."""
 
     mode: str
@@ -86,7 +86,7 @@ def is_inside(path: str, folder: str = "") -> bool:
     return not away and "\0" not in path and not path.startswith("~")
 
 
-def _entries(commit: str) -> list[Entry]:
+def _entries(commit: str) -> list[TreeEntry]:
     listed = git.run_git("ls-tree", "-r", "-z", "--long", "--full-tree", commit)
     if listed.returncode:
         raise RuntimeError(f"git ls-tree failed for {commit}: {listed.stderr.strip()}")
@@ -94,15 +94,17 @@ def _entries(commit: str) -> list[Entry]:
     for line in filter(None, listed.stdout.split("\0")):
         about, _, name = line.partition("\t")
         mode, _, digest, size = about.split()
-        entries.append(Entry(mode, digest, int(size) if size.isdigit() else 0, name))
+        entries.append(TreeEntry(mode, digest, int(size) if size.isdigit() else 0, name))
     return entries
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: TreeEntry) -> str:
     return git.run_git("cat-file", "blob", entry.object).stdout
 
 
-def _named(tree: Iterable[Entry], *names: str, ending: str = "") -> Iterator[tuple[Entry, str]]:
+def _named(
+    tree: Iterable[TreeEntry], *names: str, ending: str = ""
+) -> Iterator[tuple[TreeEntry, str]]:
     """Yield the files with one of these names in any folder, or this ending, with their text."""
     for entry in tree:
         name = posixpath.basename(entry.name)
@@ -124,7 +126,7 @@ def _recipe_faults(names: Iterable[str]) -> list[str]:
     ]
 
 
-def _name_faults(tree: Iterable[Entry]) -> Iterator[str]:
+def _name_faults(tree: Iterable[TreeEntry]) -> Iterator[str]:
     for entry in tree:
         parts, name = entry.name.casefold().split("/"), entry.name
         if not name.isprintable():
@@ -148,7 +150,7 @@ def _is_special(name: str) -> bool:
     return base in SPECIAL or base.endswith(".dvc") or name == CONFIG
 
 
-def _link_faults(tree: Sequence[Entry], recipe: str) -> Iterator[str]:
+def _link_faults(tree: Sequence[TreeEntry], recipe: str) -> Iterator[str]:
     written = [*OURS, *(f"{folder}/{recipe.casefold()}" for folder in RUNS)]
     links = [entry for entry in tree if entry.mode == LINK]
     if len(links) > LINKS:
@@ -192,7 +194,7 @@ def _contains(folder: str, path: str) -> bool:
 # ---------------------------------------------------------------- settings of git and DVC
 
 
-def _attribute_faults(tree: Iterable[Entry]) -> Iterator[str]:
+def _attribute_faults(tree: Iterable[TreeEntry]) -> Iterator[str]:
     """Yield attributes that have git write something else than was looked at, or run a program."""
     for entry, text in _named(tree, ".gitattributes"):
         for kind, value in CONVERTED.findall(text):
@@ -209,7 +211,7 @@ def _is_configured(name: str) -> bool:
     return git.run_git("config", "--get-regexp", pattern).returncode == 0
 
 
-def _setting_faults(tree: Iterable[Entry]) -> Iterator[str]:
+def _setting_faults(tree: Iterable[TreeEntry]) -> Iterator[str]:
     """Yield the settings of DVC that name a folder or a command, unless they are this project's.
 
     No setting of the commit is used (``transfer.share``): these tell that it is not meant well.
@@ -223,7 +225,7 @@ def _setting_faults(tree: Iterable[Entry]) -> Iterator[str]:
             yield f"{CONFIG} sets {key} = {shown!r} in [{section}], and this project does not"
 
 
-def _is_known(entry: Entry) -> bool:
+def _is_known(entry: TreeEntry) -> bool:
     """Return whether the history of this checkout, or the checkout itself, has the same file."""
     here = git.run_git("hash-object", "--no-filters", CONFIG).stdout.strip()
     log = git.run_git("log", "--format=", "--raw", "--no-abbrev", "HEAD", "--", CONFIG).stdout
@@ -244,7 +246,7 @@ def _settings(text: str) -> Iterator[tuple[str, str, str]]:
 # ---------------------------------------------------------------- DVC's files
 
 
-def _dvc_file_faults(tree: Sequence[Entry]) -> Iterator[str]:
+def _dvc_file_faults(tree: Sequence[TreeEntry]) -> Iterator[str]:
     """Yield what is wrong with files that ``dvc add`` writes: where they restore to, and whence."""
     links = _links(tree)
     for entry, text in _named(tree, ending=".dvc"):
@@ -263,7 +265,7 @@ def _dvc_file_faults(tree: Sequence[Entry]) -> Iterator[str]:
                 yield f"{entry.name} imports {path!r} from elsewhere: use dvc add"
 
 
-def _lock_faults(tree: Sequence[Entry]) -> Iterator[str]:
+def _lock_faults(tree: Sequence[TreeEntry]) -> Iterator[str]:
     for entry, text in _named(tree, "dvc.lock"):
         yield from lock_faults(entry.name, text)
 
@@ -297,7 +299,7 @@ def _digest_faults(where: str, out: Mapping[str, Any]) -> Iterator[str]:
         yield from _digest_faults(where, {**file, "path": path, "files": []})
 
 
-def _pipeline_faults(commit: str, tree: Sequence[Entry]) -> list[str]:
+def _pipeline_faults(commit: str, tree: Sequence[TreeEntry]) -> list[str]:
     """Return what is wrong with the paths of the stages in each dvc.yaml, with variables filled in.
 
     DVC reads the commit without a worktree. The folders are looked at that its cache has. Raises
@@ -333,7 +335,7 @@ def _variables(pipeline: Any) -> Iterator[str]:
                 yield file.partition(":")[0]
 
 
-def _folders_of(tree: Sequence[Entry]) -> set[str]:
+def _folders_of(tree: Sequence[TreeEntry]) -> set[str]:
     """Return the digests of folders in the files of DVC; the other checks have read these files."""
     texts = [text for _, text in _named(tree, "dvc.lock", ending=".dvc")]
     return {found for text in texts for found in re.findall(r"\b[0-9a-f]{32}\.dir\b", text)}
@@ -381,7 +383,7 @@ def _is_plain(path: str, folder: str = "") -> bool:
     return "://" not in path and path.isprintable() and is_inside(path, folder)
 
 
-def _links(tree: Iterable[Entry]) -> set[str]:
+def _links(tree: Iterable[TreeEntry]) -> set[str]:
     return {entry.name.casefold() for entry in tree if entry.mode == LINK}
 
 
