@@ -20,8 +20,8 @@ class GivenStates:
     def __init__(self, layers: Any, states: Tensor) -> None:
         self._layers, self._states = layers, states
 
-    def __call__(self, *_: Any, **__: Any) -> Output:
-        return Output(self._states)
+    def __call__(self, *_: Any, **__: Any) -> GivenOutput:
+        return GivenOutput(self._states)
 
     def __getattr__(self, name: str) -> Any:
         """Return a setting of the layers, and this object for a part of them (OPT's decoder)."""
@@ -29,7 +29,7 @@ class GivenStates:
         return self if isinstance(value, torch.nn.Module) else value
 
 
-class Output:
+class GivenOutput:
     """The output of a model without its head: the states of its last layer, and nothing else."""
 
     def __init__(self, states: Tensor) -> None:
