@@ -144,6 +144,8 @@ class Table(torch.nn.Module):
     What decides is the last action, and whether fillers have to follow it.
     """
 
+    base_model_prefix = "base_model"  # as transformers names the layers of a model
+
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.case = case
@@ -154,6 +156,11 @@ class Table(torch.nn.Module):
     def get_output_embeddings(self) -> torch.nn.Linear:
         """Return the head."""
         return self.head
+
+    def forward(self) -> SimpleNamespace:
+        """Return the logits of the states."""
+        states: Any = self.base_model
+        return SimpleNamespace(logits=self.head(states().last_hidden_state))
 
     def _states(self, input_ids: torch.Tensor, forest: Forest, **_: Any) -> SimpleNamespace:
         tokens, states = input_ids[0].tolist(), [0] * input_ids.shape[1]

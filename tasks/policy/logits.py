@@ -54,8 +54,7 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
         # their own.
         shell = object.__new__(type(model))
         given = GivenStates(model.base_model, states_PH[None])
-        modules = {**model._modules, model.base_model_prefix: given}
-        shell.__dict__ = {**model.__dict__, "_modules": modules}
+        shell.__dict__ = {**model.__dict__, model.base_model_prefix: given}
         result: Tensor = type(model).forward(shell).logits[0]
         return result
 

@@ -525,7 +525,7 @@ def test_second_worker_finishes_what_a_killed_one_began(store, tmp_path, unbroke
     assert run_worker(tmp_path / "second") == unbroken
     lines = [json.loads(line) for line in unbroken.splitlines()]
     assert [line["verb"] for line in lines] == ["rollout", "update"] * 3
-    assert "3 sub-steps" in capsys.readouterr().out, "only the sub-step that was cut is lost"
+    assert "3 earlier sub-steps" in capsys.readouterr().out, "only the one that was cut is lost"
     assert len(store.paths("toy/reinforce/*")) == len(lines)
 
 

@@ -219,7 +219,7 @@ def test_hostile_texts_stay_readable(client, folder):
     [trace] = found_traces(client, "tags.leaf = '1'")
     [tool] = [span for span in trace.data.spans if span.span_type == "TOOL"]
     assert tool.inputs["call"].endswith("[cut: 100,000 characters in all]")
-    assert tool.outputs["result"] == '<result>"}]}\ufffd[2J \ufdd0</result>'
+    assert tool.outputs["result"] == '<result>"}]}\ufffd[2J \ufffd</result>'
     assert tool.status.status_code == "ERROR"
     assert tool.status.description == "error"
     assert trace.info.tags["question"] == "it's \ufffd"
