@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk, warm
+from flows.host import disk, requirements, warm
 from flows.host.parents import die_with_parent
 from flows.runs import (
     champions,
@@ -42,6 +42,7 @@ from flows.tracking.run import send_unsent
 from params import overrides
 from params.run_folders import RunFolders
 from params.schema.base import SOURCES
+from params.schema.recipe import Recipe
 from tasks import chat, recipes
 from tasks.extensions.named import OWN
 from tasks.questions.record_files import check_folder
@@ -98,10 +99,19 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
             f"git does not track these files of {OWN}/, so the run's commit would lack them: git "
             f"add and commit them, move them away, or run with --here\n{listed}"
         )
-    recipes.load_changed(recipe, changes, Path("params"))
+    check_machine(recipe, recipes.load_changed(recipe, changes, Path("params")))
     if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
     pipeline.stages(recipe)
+
+
+def check_machine(name: str, recipe: Recipe, stages: Collection[str] = disk.STAGES) -> None:
+    """Raise ValueError with all that this machine lacks for the stages that no worker may run."""
+    if not requirements.faults(recipe, os.environ, stages):
+        return
+    from flows.workers import dispatch  # with Prefect, which not every call needs
+
+    requirements.check(name, recipe, {*stages} - dispatch.sent_elsewhere(name))
 
 
 def set_up(folder: Path, recipe: str, changes: Sequence[str], commit: str) -> None:
@@ -300,13 +310,12 @@ def _push_rest(recipe: str) -> None:
 
 
 def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
-    from flows.workers import dispatch  # with Prefect, which not every call needs
-    from flows.workers.stage import check, check_machine
+    from flows.workers.stage import check  # with Prefect, which not every call needs
 
     stages = from_the_first_of(changed)
     try:
         check(recipe, stages)
-        check_machine(recipe, set(stages) - dispatch.sent_elsewhere(recipe))
+        check_machine(recipe, recipes.load(recipe, Path("params")), stages)
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {error}", file=sys.stderr)
         return 2

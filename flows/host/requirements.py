@@ -6,6 +6,7 @@ A stage checks it for itself when it starts; a run checks it for all stages befo
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -27,6 +28,12 @@ class Devices:
 
     fault: str | None  # why it cannot compute there
     count: int
+
+
+def check(name: str, recipe: Recipe, stages: Collection[str] = disk.STAGES) -> None:
+    """Raise ValueError with all that this machine lacks for these stages of a recipe."""
+    if lacking := faults(recipe, os.environ, stages):
+        raise ValueError("\n".join(f"params/{name}.yaml: {fault}" for fault in lacking))
 
 
 def faults(

@@ -55,9 +55,7 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
 
 def check_machine(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError with all that this machine lacks for ``stages`` of a recipe."""
-    loaded_recipe = recipes.load(recipe, Path("params"))
-    if faults := requirements.faults(loaded_recipe, os.environ, stages):
-        raise ValueError("\n".join(f"params/{recipe}.yaml: {fault}" for fault in faults))
+    requirements.check(recipe, recipes.load(recipe, Path("params")), stages)
 
 
 def explained(error: Exception, recipe: str) -> str | None:

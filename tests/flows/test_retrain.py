@@ -143,10 +143,12 @@ def test_what_cannot_start_is_said_before_anything_starts(project, capsys, argum
 def test_a_device_that_is_not_here_is_said_before_anything_starts(project, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     toy.write_recipe(project, machine__device="cuda")
-    assert retrain.main(["toy", "--here"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("retrain: params/toy.yaml: 'machine.device' = 'cuda': torch ")
-    assert not Path("dvc.lock").exists()
+    toy.commit(project)
+    for arguments in (["toy", "--here"], ["toy"]):
+        assert retrain.main(arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("retrain: params/toy.yaml: 'machine.device' = 'cuda': torch ")
+    assert not Path("dvc.lock").exists() and not Path(".beamline/runs").exists()
 
 
 def test_a_pipe_among_the_inputs_is_refused_before_it_is_read(project, capsys):
