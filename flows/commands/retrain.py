@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.host import disk, requirements, warm
+from flows.host import disk, warm
 from flows.host.parents import die_with_parent
 from flows.runs import (
     champions,
@@ -107,6 +107,8 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
 
 def check_machine(name: str, recipe: Recipe, stages: Collection[str] = disk.STAGES) -> None:
     """Raise ValueError with all that this machine lacks for the stages that no worker may run."""
+    from flows.host import requirements  # with the engines, which not every call needs
+
     if not requirements.faults(recipe, os.environ, stages):
         return
     from flows.workers import dispatch  # with Prefect, which not every call needs
