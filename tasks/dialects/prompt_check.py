@@ -7,11 +7,11 @@ of parts does, or refuse one with an exception of any kind.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Sequence
 
 from params.schema.agent import Dialogue
 from tasks.trees.tree import Question
+from tasks.trees.words import compatible
 
 PROBE = Question("probe", "probe", "How many legs do 7 spiders and 9 ants have?", ("110",))
 SAID = "The number that was asked for"  # an answer, after which no template puts a mark of a turn
@@ -82,4 +82,4 @@ def header_fault(prompt: str, plain: str, answered: str) -> str:
 
 def _plain(text: str) -> str:
     """Return a text without what tokenizers may normalise: spaces, forms of characters, case."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return "".join(compatible(text).casefold().split())

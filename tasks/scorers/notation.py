@@ -9,6 +9,7 @@ import regex
 
 from tasks.scorers import numerals, printed, ranges, wrappers
 from tasks.scorers.plain import DASHES, INVISIBLE
+from tasks.trees.words import compatible
 
 SIGNS = str.maketrans(
     {
@@ -154,11 +155,11 @@ def _ascii(text: str) -> str:
     )
     text = text.translate(SIGNS).translate(DASHES)
     text = "".join(_GREEK.get(sign, sign) for sign in text)
-    return unicodedata.normalize("NFKC", text).translate(DASHES)
+    return compatible(text).translate(DASHES)
 
 
 def _plain(signs: str) -> str:
-    return unicodedata.normalize("NFKC", signs).translate(DASHES)
+    return compatible(signs).translate(DASHES)
 
 
 def _fraction(sign: str) -> str:

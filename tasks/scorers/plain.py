@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import regex
 
+from tasks.trees.words import compatible
+
 POINTS = str.maketrans({"\u066b": ".", "\u066c": ","})  # of Arabic numbers
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d", "-"))
 INVISIBLE = regex.compile(r"[\p{Cf}\u00ad\ufe0e\ufe0f\u00ae\u00a9\u2122]")  # and (R), (C), TM
@@ -35,7 +37,7 @@ def unified(text: str) -> str:
     10\u00b2 is not 102, and 5\u00bd is not 51/2.
     """
     text = _MIXED.sub(" ", _POWER.sub("^", INVISIBLE.sub("", text))).translate(POINTS)
-    text = unicodedata.normalize("NFKC", text).replace("\u2044", "/").translate(DASHES)
+    text = compatible(text).replace("\u2044", "/").translate(DASHES)
     text = text.casefold()
     return "".join(_ascii_digit(sign) for sign in text) if not text.isascii() else text
 

@@ -6,7 +6,6 @@ search.py has the formula. Texts and queries are hostile input; only their words
 from __future__ import annotations
 
 import logging
-import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -14,8 +13,11 @@ from typing import Any
 import numpy as np
 import regex
 
-from tasks.trees.words import UNSPACED
+from tasks.trees.words import UNSPACED, compatible
 
+# One character can stand for LIGATURE of them (U+FDFA), and a page of those would take ten seconds.
+LIGATURE = 18
+MOST_GROWTH = 3  # of a text, beside its first ligature
 # In scripts with spaces a word is a run of letters, digits and the marks that belong to them.
 WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*")
 _CHARACTER = regex.compile(rf"[{UNSPACED}]")
@@ -29,7 +31,7 @@ def words(text: str) -> list[str]:
     Text without spaces between words gives its characters and pairs of neighbours.
     """
     result = []
-    for word in WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+    for word in WORD.findall(compatible(text)[: MOST_GROWTH * len(text) + LIGATURE].casefold()):
         if word.isascii():
             result.append(word)
         else:

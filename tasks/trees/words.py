@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 Run = tuple[str, ...]  # consecutive words of a text
@@ -20,6 +21,12 @@ PORTION = 1024  # texts whose words are kept at once
 BASE = 0x9E3779B97F4A7C15  # of the hashes of runs, odd
 INVERSE = pow(BASE, -1, 2**64)
 DIGEST_BYTES = 16
+MOST_MARKS = (
+    30  # combining marks in a row, as in Unicode's stream-safe format; no language has more
+)
+# The two halfwidth signs become marks when they are normalised.
+_MARK = r"[\p{M}\uff9e\uff9f]"
+_MORE_MARKS = regex.compile(rf"({_MARK}{{{MOST_MARKS}}}){_MARK}+")
 
 # Scripts that put no space between words, for a character class of the package ``regex``.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -247,13 +254,21 @@ def normalised_words(text: str) -> list[str]:
     """
     text = text.casefold()
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text).casefold().translate(SIGNS)
+        text = compatible(text).casefold().translate(SIGNS)
         text = INVISIBLE.sub("", text)
     if "\\" in text:
         for pattern, word in LATEX:
             text = pattern.sub(word, text)
     text = THOUSANDS.sub("", APOSTROPHES.sub("", text))
     return WORD.findall(text) or [text.strip()]
+
+
+def compatible(text: str) -> str:
+    """Return a text in compatibility form (NFKC), with at most MOST_MARKS marks in a row.
+
+    Python sorts marks in a time that grows with the square of their number.
+    """
+    return unicodedata.normalize("NFKC", _MORE_MARKS.sub(r"\1", text))
 
 
 def _weight(word: str) -> int:

@@ -1,5 +1,8 @@
 """Passages of a text: within the limit, in order, and those that fit the question."""
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +26,21 @@ def test_limit_holds(text, question, count, characters):
     seen = cut(text, question, count, characters)
     assert len(seen) <= characters
     assert bool(seen) == bool(text.strip())
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "a" + "\u0315\u0300" * 20_000,
+        "\uff9e\u0315" * 20_000,
+        "\ufdfa" * 100_000,
+        "\ufdfa " * 50_000,
+    ],
+)
+def test_characters_that_grow_or_pile_up_take_little_time(hostile):
+    started = time.process_time()
+    assert "bridge" in cut(f"{hostile} bridge", "bridge", 1, 60)
+    assert time.process_time() - started < 3  # it took half a minute
 
 
 @given(st.text(), st.integers(1, 9))
