@@ -19,6 +19,7 @@ import jsonschema
 from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.mcp_settings import McpTools, secrets_of, setting_faults, without_secrets
 from tasks.tools.recording import NOT_RECORDED, replayed_specs
+from tasks.tools.schema import first_fault
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 from tasks.trees.words import safe
@@ -112,17 +113,22 @@ def _spec(name: str, tool: Any, secrets: Mapping[str, str]) -> ToolSpec:
 def _schema_fault(schema: Mapping[str, Any]) -> str:
     if schema.get("type") != "object":
         return "its type is not object"
-    written = json.dumps(schema)
-    if len(written) > SCHEMA:
-        return f"it has more than {SCHEMA} characters"
-    if "patternProperties" in written:
-        return "it has patternProperties, whose patterns cannot be checked in bounded time"
-    if elsewhere := sorted(_elsewhere(schema)):
-        return f"it refers to {elsewhere[0]}, which is outside the schema"
     try:
+        written = json.dumps(schema)
+        if len(written) > SCHEMA:
+            return f"it has more than {SCHEMA} characters"
+        if "patternProperties" in written:
+            return "it has patternProperties, whose patterns cannot be checked in bounded time"
+        if elsewhere := sorted(_elsewhere(schema)):
+            return f"it refers to {elsewhere[0]}, which is outside the schema"
         jsonschema.validators.validator_for(dict(schema)).check_schema(dict(schema))
+        first_fault(schema, {})  # references that have no end, or none to refer to
     except jsonschema.SchemaError as error:
         return error.message
+    except RecursionError:
+        return "its parts are nested too deeply, or refer to themselves without an end"
+    except Exception as error:  # of a library, for what it did not expect in a schema
+        return f"it is no JSON schema: {error}"
     return ""
 
 

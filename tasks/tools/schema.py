@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jsonschema
 import regex
+from jsonschema import FormatChecker
 from jsonschema.exceptions import ValidationError, best_match
 from referencing import Registry
 
@@ -17,7 +19,9 @@ from tasks.trees.tree import Call, Observation, ToolSpec
 
 SAYS_NOTHING = {"type", "description", "title", "default", "examples"}  # of which string fits
 SHOWN = 300  # characters of a fault
-PATTERN_SECONDS = 0.5  # to search a text for a pattern: a server writes the one, an agent the other
+# Of one check: a server writes the schema, an agent the arguments, and either may make it slow.
+STEPS = 20_000  # parts of the schema that are applied; arguments of a prompt's size take hundreds
+CHECK_SECONDS = 1.0  # patterns and all other keywords together
 
 
 def with_values(call: Call, spec: ToolSpec) -> Call | Observation:
@@ -41,13 +45,21 @@ def with_values(call: Call, spec: ToolSpec) -> Call | Observation:
     return _fitting(call, spec, values)
 
 
+def first_fault(schema: Mapping[str, Any], values: Any) -> ValidationError | None:
+    """Return what fits least of values, in bounded time.
+
+    Raises an exception of any type for a schema that is none, or takes too long.
+    """
+    # Without a check of the schema itself, which takes a hundred times as long. The empty
+    # registry keeps references of a schema from being fetched.
+    validator = Validator(_with_null(dict(schema)), registry=Registry(), format_checker=Work())
+    return best_match(validator.iter_errors(values))
+
+
 def _fitting(call: Call, spec: ToolSpec, values: dict[str, Any]) -> Call | Observation:
     """Return the call with these values, or an observation that says what does not fit."""
     try:
-        # Without a check of the schema itself, which takes a hundred times as long. The empty
-        # registry keeps references of a schema from being fetched.
-        validator = Validator(_with_null(dict(spec.parameters)), registry=Registry())
-        fault = best_match(validator.iter_errors(values))
+        fault = first_fault(spec.parameters, values)
     except RecursionError:
         return _refused(f"the arguments of {call.tool} are nested too deeply")
     except Exception as broken:  # of a schema that is none; a server may have sent it
@@ -58,13 +70,55 @@ def _fitting(call: Call, spec: ToolSpec, values: dict[str, Any]) -> Call | Obser
     return replace(call, values=values)
 
 
+class Work(FormatChecker):
+    """The work that one check may still do.
+
+    The library hands the checker of formats, and nothing else, to each part of a check.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(formats=())
+        self.steps = 0
+        self.end = time.monotonic() + CHECK_SECONDS
+
+    def step(self) -> float:
+        """Count a step; return the seconds that are left. Raises TimeoutError at the bounds."""
+        self.steps += 1
+        left = self.end - time.monotonic()
+        if self.steps > STEPS or left <= 0:
+            raise TimeoutError(
+                f"a check takes more than {STEPS} steps or {CHECK_SECONDS:g} s: simplify its "
+                "references and patterns"
+            )
+        return left
+
+
 def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
     """Check the keyword ``pattern`` in bounded time. Raises TimeoutError."""
-    if isinstance(text, str) and not regex.search(pattern, text, timeout=PATTERN_SECONDS):
+    if isinstance(text, str) and not regex.search(
+        pattern, text, timeout=validator.format_checker.step()
+    ):
         yield ValidationError(f"{text!r} does not match {pattern!r}")
 
 
-Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
+def _evolve(validator: Any, **changes: Any) -> Any:
+    """Return a validator of another part of the schema, and count it.
+
+    It is of the same class whatever ``$schema`` the part names, so all its patterns are bounded.
+    """
+    validator.format_checker.step()
+    return type(validator)(
+        changes.get("schema", validator.schema),
+        format_checker=validator.format_checker,
+        registry=validator._registry,
+        _resolver=changes.get("_resolver", validator._resolver),
+    )
+
+
+Validator: Any = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator, {"pattern": _pattern}
+)
+Validator.evolve = _evolve
 
 
 def _with_null(schema: Any) -> Any:

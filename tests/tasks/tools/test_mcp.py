@@ -291,6 +291,32 @@ def test_a_description_that_is_too_long_is_a_fault(tool, fault):
         _spec("look", tool, {})
 
 
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"$ref": "#"}, "refer to themselves without an end"),
+        ({"$ref": "#/nowhere"}, "it is no JSON schema: "),
+        ({"$schema": "http://[bad"}, "it is no JSON schema: "),
+        ({"$schema": []}, "it is no JSON schema: "),
+        (
+            {
+                "$ref": "#/$defs/0",
+                "$defs": {
+                    str(level): {"allOf": [{"$ref": f"#/$defs/{(level + 1) % 40}"}] * 2}
+                    for level in range(40)
+                }
+                | {"39": {}},
+            },
+            "a check takes more than ",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_checked_is_a_fault(more, fault):
+    listed = Tool(name="look", input_schema={"type": "object", **more})
+    with pytest.raises(ValueError, match=f"tool look cannot be used: .*{re.escape(fault)}"):
+        _spec("look", listed, {})
+
+
 def test_tools_that_have_no_room_in_a_prompt_are_a_fault(monkeypatch):
     monkeypatch.setattr(mcp_connection, "OFFERED", 300)
     reason = "server demo describes its tools in .*: choose some"

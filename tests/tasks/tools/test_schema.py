@@ -86,3 +86,33 @@ def test_a_pattern_is_searched_for_in_bounded_time():
     assert time.monotonic() - began < LONGEST
     assert check(schema, '{"a": "aa"}').values == {"a": "aa"}
     assert check(schema, '{"a": "ab"}').text.startswith("look, a: 'ab' does not match")
+
+
+DOUBLED = {f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(40)}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"$ref": "#/$defs/d0"},
+        {"unevaluatedProperties": False, "$ref": "#/$defs/d0"},
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "allOf": [{"pattern": f"^(a|aa)+{end}?$"} for end in range(200)],
+        },
+        {"$ref": "#/$defs/tree"},
+    ],
+    ids=["doubled", "unevaluated", "patterns", "tree"],
+)
+def test_a_check_ends(monkeypatch, part):
+    """References that double at each level, and many slow patterns of another dialect."""
+    monkeypatch.setattr("tasks.tools.schema.CHECK_SECONDS", 0.3)
+    tree = {"allOf": [{"properties": {"a": {"$ref": "#/$defs/tree"}}}] * 2}
+    schema = {"type": "object", "properties": {"a": part}, "$defs": DOUBLED | {"d40": {}}}
+    schema["$defs"]["tree"] = tree
+    value = json.loads('{"a":' * 40 + "1" + "}" * 40) if "tree" in str(part) else "a" * 60 + "!"
+    if "unevaluatedProperties" in part:
+        value = {"b": 1}
+    began = time.monotonic()
+    assert "cannot be used: " in check(schema, json.dumps({"a": value})).text
+    assert time.monotonic() - began < LONGEST
