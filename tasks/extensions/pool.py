@@ -7,6 +7,7 @@ JSON or too large. Each of these is a reply that names the failure; none raises 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import select
@@ -19,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -150,9 +151,10 @@ class Pool:
         except TimeoutError:
             self._forget(slot)
             return Reply(failure=TIMEOUT, message=f"no answer within {self.seconds:g} seconds")
-        except BROKEN:
+        except BROKEN as error:
             report = self._forget(slot)
-            return Reply(failure=DIED, message=f"the process ended{report}")
+            how = "ended" if isinstance(error, OSError) else f"was ended: {error}"
+            return Reply(failure=DIED, message=f"the process {how}{report}")
 
     def _started(self, slot: int) -> _GuardedWorker:
         """Return the process in a slot, a new one where there is none."""
@@ -185,6 +187,7 @@ class _GuardedWorker:
 
     process: subprocess.Popen[bytes]
     channel: socket.socket
+    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the next requests
 
 
 def _start() -> _GuardedWorker:
@@ -206,14 +209,17 @@ def _start() -> _GuardedWorker:
 
 
 def _exchange(held: _GuardedWorker, message: Any, seconds: float) -> Reply:
-    """Send a message and return the reply. Raises TimeoutError, OSError and ValueError."""
+    """Send a message and return the reply to it. Raises TimeoutError and others of BROKEN."""
     deadline = time.monotonic() + seconds
+    number = next(held.numbers)
     held.channel.settimeout(seconds)
-    user_code_worker.send(held.channel, json.dumps(message).encode())
+    user_code_worker.send(held.channel, json.dumps([number, message]).encode())
     (length,) = struct.unpack(">I", _read(held.channel, 4, deadline))
     if length > 2 * REPLY_BYTES:
         raise ValueError("the channel holds no reply")
-    fields = json.loads(_read(held.channel, length, deadline))
+    fields = dict(json.loads(_read(held.channel, length, deadline)))
+    if fields.pop("number", None) != number:
+        raise ValueError("it answered another call than the last one")
     return Reply(**fields)
 
 

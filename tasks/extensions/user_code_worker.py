@@ -7,6 +7,8 @@ answers requests, one after the other.
 
 A message is a length of four bytes, big endian, and that many bytes of JSON. The channel is a
 socket of its own, so what the user's code prints disturbs nothing; the guard keeps its last lines.
+A reply repeats the number of its request. A process that the user's code forks has the channel,
+too, and would go on here when the code returns in it: it never answers, but ends there.
 """
 
 from __future__ import annotations
@@ -95,43 +97,75 @@ def receive(stream: BinaryIO) -> Any:
 
 def serve(channel: socket.socket) -> None:
     """Load what the first message names; then answer requests until the channel ends."""
+    ours = os.getpid()
     stream = channel.makefile("rb")
     order = receive(stream)
     if order is None:
         return
+    number, order = order
     try:
         target = make(load(order["reference"]), order["settings"])
     except BaseException as error:
-        send(channel, _failure(RAISED, f"{describe(error)}{_place(error)}"))
+        leave_if_forked(ours, error)
+        send(channel, _failure(number, RAISED, f"{describe(error)}{_place(error)}"))
         return
-    send(channel, b'{"value": null}')
+    leave_if_forked(ours)
+    send(channel, _value(number, b"null"))
     while (request := receive(stream)) is not None:
-        method, arguments = request
-        send(channel, answer(target, method, arguments, order["limit"]))
+        number, (method, arguments) = request
+        send(channel, answer(target, method, arguments, order["limit"], number))
 
 
-def answer(target: Any, method: str, arguments: list[Any], limit: int) -> bytes:
+def leave_if_forked(ours: int, error: BaseException | None = None) -> None:
+    """End this process, as Python would after ``error``, if it was forked from process ``ours``."""
+    if os.getpid() == ours:
+        return
+    status: Any = 0
+    try:
+        if isinstance(error, SystemExit):
+            status = error.code
+        elif error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            status = 1
+        if not isinstance(status, int | None):
+            print(status, file=sys.stderr)
+            status = 1
+        sys.stdout.flush()
+    finally:
+        os._exit(int(status or 0) & 0xFF)
+
+
+def answer(target: Any, method: str, arguments: list[Any], limit: int, number: int) -> bytes:
     """Call a method of the target, or the target itself for ""; return the reply."""
+    ours = os.getpid()
     try:
         value = (getattr(target, method) if method else target)(*arguments)
     except BaseException as error:
+        leave_if_forked(ours, error)
         kind = AWAY if isinstance(error, UnavailableError) else RAISED
-        return _failure(kind, describe(error))
+        return _failure(number, kind, describe(error))
+    leave_if_forked(ours)
     try:
         text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except BaseException as error:  # also of a user's own mapping
+        leave_if_forked(ours, error)
         returned = type(value).__name__
-        return _failure(
-            NOT_JSON, f"returned {returned}, which is no JSON: {describe(error)}"[:SHOWN]
-        )
+        message = f"returned {returned}, which is no JSON: {describe(error)}"[:SHOWN]
+        return _failure(number, NOT_JSON, message)
+    leave_if_forked(ours)
     body = text.encode()
     if len(body) > limit:
-        return _failure(TOO_LARGE, f"returned {len(body)} bytes, more than {limit}")
-    return b'{"value": ' + body + b"}"
+        message = f"returned {len(body)} bytes, more than {limit}"
+        return _failure(number, TOO_LARGE, message)
+    return _value(number, body)
 
 
-def _failure(name: str, message: str) -> bytes:
-    return json.dumps({"failure": name, "message": message}).encode()
+def _value(number: int, body: bytes) -> bytes:
+    return b'{"number": %d, "value": %b}' % (number, body)
+
+
+def _failure(number: int, name: str, message: str) -> bytes:
+    return json.dumps({"number": number, "failure": name, "message": message}).encode()
 
 
 def _place(error: BaseException) -> str:

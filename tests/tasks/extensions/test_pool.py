@@ -14,9 +14,26 @@ from tests.waiting import wait_until
 
 PROJECT = Path(pools.__file__).parents[2]
 CODE = '''
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, json, os, signal, socket, struct, subprocess, sys, time
 
 ORPHAN = "sleep 60 > /dev/null & echo $!"
+
+def fork(end):
+    """Fork, let the child go on by ``end``, and return its exit status after that."""
+    child = os.fork()
+    if child == 0:
+        return end()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def reply(number):
+    """Write to the channel what a late reply to a call would be."""
+    message = json.dumps({"number": number, "value": "late"}).encode()
+    os.write(int(sys.argv[1]), struct.pack(">I", len(message)) + message)
+
+class Forks(dict):
+    """Forks where it is written as JSON."""
+    def items(self):
+        return [("fork", fork(lambda: 5))]
 
 def twice(what):
     """Do what the text asks for, or return it twice."""
@@ -38,6 +55,12 @@ def twice(what):
         "session": lambda: subprocess.Popen(["sleep", "60"], start_new_session=True).pid,
         "orphan": lambda: int(subprocess.check_output(["setsid", "sh", "-c", ORPHAN])),
         "noise": lambda: os.write(1, b"z" * 1_000_000),
+        "fork returns": lambda: fork(lambda: "wrong"),
+        "fork exits": lambda: fork(lambda: sys.exit(7)),
+        "fork says why": lambda: fork(lambda: sys.exit("why")),
+        "fork raises": lambda: fork(lambda: 1 / 0),
+        "fork in the result": lambda: Forks(a=1),
+        "late": lambda: reply(0),
         "modules": lambda: sorted(sys.modules),
     }.get(what, lambda: what * 2)()
 
@@ -104,6 +127,23 @@ def test_print_and_half_characters_do_not_disturb(pool):
 def test_process_imports_little(pool):
     modules = pool.call_all([["modules"]])[0].value
     assert not {"torch", "prefect", "pydantic", "numpy"} & set(modules)
+
+
+def test_forked_child_never_answers(pool):
+    """It ends with the status that Python would give it; the call returns what its parent does."""
+    statuses = {"returns": 0, "exits": 7, "says why": 1, "raises": 1, "in the result": {"fork": 0}}
+    calls = [[f"fork {how}"] for how in statuses]
+    replies = pool.call_all([call for each in calls for call in (each, ["a"])])
+    assert [reply.value for reply in replies[1::2]] == ["aa"] * len(calls)
+    assert [reply.value for reply in replies[::2]] == list(statuses.values())
+
+
+def test_reply_to_another_call_is_refused(own):
+    with open_pool("own/code.py:twice", {}, 1, 2.0) as pool:
+        replies = pool.ask([(0, "", [what]) for what in ("a", "late", "b")])
+        assert [reply.value for reply in replies] == ["aa", None, "bb"]
+        assert replies[1].failure == "died"
+        assert "it answered another call than the last one" in replies[1].message
 
 
 def test_process_killed_while_idle_is_replaced(pool):
