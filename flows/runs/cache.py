@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.host.addresses import address_without_password, without_password
-from flows.runs import git
+from flows.runs import dvc_settings, git
 from flows.runs.dvc_command import DIGEST, open_repository
 
 CONNECT = 30  # seconds until a connection by SSH fails, where the remote sets no timeout
@@ -22,8 +22,11 @@ CONNECT = 30  # seconds until a connection by SSH fails, where the remote sets n
 
 
 def default_store() -> str | None:
-    """Return the ledger mirror's address in DVC's default remote; None without a remote."""
-    remote = _config()["core"].get("remote")
+    """Return the ledger mirror's address in DVC's default remote; None without a remote.
+
+    Raises ValueError for settings of DVC that are wrong.
+    """
+    remote = dvc_settings.load()["core"].get("remote")
     return f"remote://{remote}/ledger" if remote else None
 
 
@@ -36,12 +39,13 @@ def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
     from dvc.exceptions import DvcException
     from dvc.fs import get_cloud_fs, known_implementations
 
+    settings_of_dvc = dvc_settings.load()
     scheme, mark, _ = address.partition("://")
     url = address if mark else str(Path(address).expanduser().absolute())
     try:
         if mark and scheme not in (*known_implementations, "remote"):
             raise ImportError(f"no kind of store is called '{scheme}'")
-        kind, settings, path = get_cloud_fs(_config(), url=url)
+        kind, settings, path = get_cloud_fs(settings_of_dvc, url=url)
     except (DvcException, ImportError) as error:
         raise ValueError(
             without_password(f"the store {address} cannot be used: {error}; ")
@@ -55,12 +59,6 @@ def filesystem(address: str) -> Callable[[], tuple[Any, str]]:
         return dvc_filesystem.fs, path
 
     return connect
-
-
-def _config() -> Any:
-    from dvc.config import Config
-
-    return Config(".dvc" if Path(".dvc").is_dir() else None)
 
 
 # ---------------------------------------------------------------- files by digest

@@ -25,7 +25,7 @@ from flows import end_import_phase, exit_fast
 from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
-from flows.runs import earlier_outs, git
+from flows.runs import dvc_settings, earlier_outs, git
 
 HERE = Path()
 DIGEST = re.compile(r"[0-9a-f]{32}(\.dir)?")  # of DVC; a path in its cache is made of it
@@ -53,8 +53,8 @@ class KilledError(StageError):
 def open_repository(root: Path = HERE) -> Iterator[Any]:
     """Open DVC's repository at ``root``; DVC prints only warnings and errors.
 
-    Raises ValueError where there is none or no git repository, where dvc.yaml is invalid, and where
-    another run has the files in use that are to be read.
+    Raises ValueError where there is none or no git repository, where dvc.yaml or DVC's settings are
+    invalid, and where another run has the files in use that are to be read.
     """
     from dvc.exceptions import DvcException
     from dvc.logger import set_loggers_level
@@ -63,6 +63,7 @@ def open_repository(root: Path = HERE) -> Iterator[Any]:
     git.forget_other_repositories()
     _mend_rwlock(root / ".dvc/tmp")
     _mend_files_of_dvc()
+    dvc_settings.load(root / ".dvc")
     try:
         with set_loggers_level(logging.WARNING), Repo(str(root)) as repository:
             yield repository
