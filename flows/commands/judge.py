@@ -23,6 +23,7 @@ from tasks.chat.cached import Cached
 from tasks.rewards import judging
 from tasks.scorers import judge
 from tasks.scorers.judge import Submission, Vote
+from tasks.trees.words import printable
 
 PARAMS = Path("params")
 FIELDS = {"question": str, "accepted": list, "answer": str, "right": bool}
@@ -195,7 +196,7 @@ def main(arguments: list[str]) -> int:
     try:
         run(args.recipe, args.labelled)
     except (ValueError, RuntimeError) as error:
-        print(f"judge: {error}", file=sys.stderr)
+        print(f"judge: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     return 0
 

@@ -1,7 +1,8 @@
 """Bound what a server may answer to a client of httpx2, which openai and mcp ask servers with.
 
 The libraries read a whole answer into memory, and unpack it without a limit. So answers are asked
-for unpacked, and counted while they are read.
+for unpacked, and counted while they are read. They are read as UTF-8, as JSON and streams of events
+are written: a server can name a charset that unpacks (bz2, zlib), or makes the libraries fail.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if coding not in ("", "identity"):
             await response.aclose()
             raise TooLongError("a packed answer, which was not asked for")
-        events = response.headers.get("content-type", "").startswith("text/event-stream")
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        response.headers["content-type"] = kind  # without a charset
+        response.encoding = "utf-8"
+        events = kind.startswith("text/event-stream")
         response.stream = Counted(response.stream, self.most, events)
         return response
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -23,6 +23,7 @@ from tasks.chat.bounded_answers import UNPACKED, TooLongError, bound
 from tasks.chat.cached import Answer
 from tasks.chat.call_budget import CallBudget, Spent
 from tasks.chat.contract import ChatReply, ChatRequest
+from tasks.trees.words import printable
 
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
 LONGEST_WAIT = 120.0  # seconds; a server that asks for more is not asked again
@@ -165,7 +166,7 @@ async def _attempt(server: ChatConnection, request: ChatRequest) -> tuple[ChatRe
         raise AttemptError("connection lost") from None
     except openai.APIStatusError as error:
         raise _refused(server, error) from None
-    except (openai.APIError, ValueError, RecursionError):
+    except Exception:  # whatever an answer makes the libraries raise
         raise AttemptError("malformed") from None
     return _read(body)
 
@@ -176,7 +177,7 @@ def _refused(server: ChatConnection, error: openai.APIStatusError) -> Exception:
     refusal = f"{server.place}: {endpoint.url} answered with the status {status}"
     if 300 <= status < 400:
         location = error.response.headers.get("location")
-        target = ascii(urljoin(endpoint.url, location)[:SHOWN]) if location else "no address"
+        target = _target(endpoint.url, location) if location else "no address"
         return RuntimeError(
             f"{refusal}: it redirects to {target}, where nothing was sent: set the "
             f"url of {endpoint.name} to the address that answers"
@@ -200,7 +201,15 @@ def _refused(server: ChatConnection, error: openai.APIStatusError) -> Exception:
     said = error.message
     if endpoint.key_variable:
         said = said.replace(server.client.api_key, "***")
-    return AttemptError(f"{status}: {said[:SHOWN]}", FREE, final=True)
+    line = " ".join(printable(said[: 2 * SHOWN]).split())
+    return AttemptError(f"{status}: {line[:SHOWN]}", FREE, final=True)
+
+
+def _target(url: str, location: str) -> str:
+    """Return where a server redirects to, as a printable line."""
+    with suppress(ValueError):  # no address
+        location = urljoin(url, location)
+    return ascii(location[:SHOWN])
 
 
 def _retry_after(headers: httpx2.Headers) -> float | None:

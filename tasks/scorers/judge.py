@@ -17,11 +17,14 @@ from tasks.chat.contract import ChatModel, ChatReply, ChatRequest
 from tasks.scorers import exact
 from tasks.scorers.contract import ScorerKind
 from tasks.trees.tree import Message, Question
+from tasks.trees.words import printable
 
 NAME = "judge"
 RIGHT, WRONG, NONE = "right", "wrong", "none"  # verdicts; none: there is no verdict in the text
 ANSWER_CHARACTERS = 4000  # of an answer; a longer one is wrong, and no model is asked
 AT_ONCE = 500  # requests to a model, between two lines of progress
+FAULT_CHARACTERS = 300  # of one fault that a server causes, in a message
+MOST_FAULTS = 10  # different ones in a message
 NOT_RECORDED = "not recorded"  # fault of a request that a replay does not know
 NO_VERDICT = ("malformed", NOT_RECORDED)  # faults of replies that count as texts without a verdict
 FIELDS = ("question", "accepted", "answer")  # that a prompt has to have, each in braces
@@ -154,11 +157,13 @@ def request_of(template: str, settings: Judge, submission: Submission, seed: int
 
 
 def _check_replies(name: str, replies: Sequence[ChatReply]) -> None:
+    """Raise RuntimeError where requests have no answer; what servers say is shown safely."""
     faults = [reply.fault for reply in replies if reply.fault and reply.fault not in NO_VERDICT]
+    kinds = list(dict.fromkeys(printable(fault[:FAULT_CHARACTERS]) for fault in faults))
     if faults:
         raise RuntimeError(
             f"judge {name}: {len(faults)} of {len(replies)} requests have no answer "
-            f"({'; '.join(dict.fromkeys(faults))}); what was answered is kept: run the command "
+            f"({'; '.join(kinds[:MOST_FAULTS])}); what was answered is kept: run the command "
             "again, or raise judge.timeout_seconds or judge.retries"
         )
 

@@ -108,6 +108,34 @@ def test_fault_is_retried_as_often_as_set(fault, monkeypatch):
         assert (reply.text, len(server.requests)) == ("", 2)
 
 
+@pytest.mark.parametrize("charset", ["bz2", "zlib", "hex", "rot13", "undefined", "idna", "x" * 999])
+@pytest.mark.parametrize("status", [200, 400])
+def test_charset_of_a_server_is_not_taken(charset, status):
+    kind = {"Content-Type": f"application/json; charset={charset}"}
+    good = said("fine", headers=kind)
+    script = replace(good, status=status)
+    with open_chat_server(lambda asked, n: script) as server:
+        (reply,) = ask(server, ["a"], retries=0)
+    assert reply.text == "fine" if status == 200 else reply.fault.startswith("400: ")
+
+
+def test_what_a_server_says_is_one_printable_line():
+    body = json.dumps({"error": {"message": "no \x1b[31m \u202e\njudge: all is well"}})
+    script = Response(400, body=body)
+    with open_chat_server(lambda asked, n: script) as server:
+        (reply,) = ask(server, ["a"])
+    assert reply.fault.startswith("400: ") and reply.fault.isprintable()
+
+
+@pytest.mark.parametrize("location", ["http://[bad", "http://a:99999999/"])
+def test_redirect_to_no_address_names_the_server(location):
+    script = Response(302, headers={"Location": location})
+    with open_chat_server(lambda asked, n: script) as server:
+        with pytest.raises(RuntimeError) as raised:
+            ask(server, [location], retries=0)
+        assert server.url in str(raised.value) and str(raised.value).isprintable()
+
+
 @pytest.mark.parametrize("usage", [-1, 10**18, True, "12", float("nan"), 1.5, None, [1]])
 def test_cost_that_cannot_be_counts_as_reserved(folder, usage):
     body = said("fine").body.replace('s": 10', f's": {json.dumps(usage)}')
