@@ -30,7 +30,7 @@ Made = TypeVar("Made")
 Asked = TypeVar("Asked")
 
 FIRST_WAIT = 0.5  # seconds before the first retry; each further one waits twice as long
-LONGEST_WAIT = 60.0  # seconds; a server that asks for more is not asked again
+LONGEST_WAIT = 60.0  # seconds, before a retry
 SHOWN = 200  # characters of an address in a message
 PACKED = ("gzip", "x-gzip", "deflate")  # codings of a body that are unpacked here
 ENCODINGS = {"Accept-Encoding": "gzip, deflate"}
@@ -159,11 +159,25 @@ def _retry_after(headers: httpx.Headers) -> float:
         return 0.0
 
 
-async def retrying(attempt: Callable[[], Awaitable[Made]], retries: int) -> Made:
+@dataclass
+class Patience:
+    """How many seconds one call may still wait because servers ask it to."""
+
+    left: float
+
+    @classmethod
+    def of(cls, seconds: float, retries: int) -> Patience:
+        """Return that of a tool: as long as all its retries of one request may take."""
+        return cls(min(seconds * retries, LONGEST_WAIT))
+
+
+async def retrying(
+    attempt: Callable[[], Awaitable[Made]], retries: int, patience: Patience
+) -> Made:
     """Return the first good result of ``attempt``, with growing, random waits between attempts.
 
     Raises the last WebError after ``retries`` further attempts, or at once where a retry is of no
-    use or the server asks for a longer wait than LONGEST_WAIT.
+    use or the server asks for a longer wait than the patience that is left.
     """
     dice = random.Random()  # its own: a wait must not move the seeded one
     for number in range(retries + 1):
@@ -171,8 +185,9 @@ async def retrying(attempt: Callable[[], Awaitable[Made]], retries: int) -> Made
             return await attempt()
         except WebError as fault:
             retry_after = fault.retry_after
-            if retry_after is None or retry_after > LONGEST_WAIT or number == retries:
+            if retry_after is None or retry_after > patience.left or number == retries:
                 raise
+            patience.left -= retry_after
             backoff = FIRST_WAIT * 2**number * dice.uniform(0.5, 1.5)
         await anyio.sleep(min(max(retry_after, backoff), LONGEST_WAIT))
     raise AssertionError("the last attempt returns or raises")

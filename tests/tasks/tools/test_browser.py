@@ -347,6 +347,22 @@ def test_hostile_pages_end_in_time():
         assert all(len(o.text) <= 600 for o in seen)
 
 
+def test_servers_of_one_call_have_its_seconds_for_all_waits_together():
+    """The wait that robots.txt has used is not there for the page."""
+    busy = Reply(status=503, headers={"Retry-After": "1"})
+
+    asked = []
+
+    def answer(path, body):
+        asked.append(path)
+        return busy if path != "/robots.txt" or len(asked) == 1 else Reply(status=404)
+
+    with serving(answer) as s:
+        (seen,) = visit(s, f"{s.url}/town", seconds=1.5, retries=1)
+        assert s.paths == ["/robots.txt", "/robots.txt", "/town"]
+        assert seen.outcome == "no_page" and "127.0.0.1 answered with the status 503" in seen.text
+
+
 def test_tag_of_many_attributes_takes_no_time():
     """Also within the tag of a script, and none of a script that only looks like a tag."""
     many = " ".join(f"a{number}=1" for number in range(100_000))
