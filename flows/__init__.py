@@ -55,9 +55,12 @@ def _and_memory(print_error: Hook) -> Hook:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         print_error(kind, error, trace)
+        from pathlib import Path
+
         from flows.host import memory_shortage
 
-        memory_shortage.report(error, "".join(sys.argv[1:2]))
+        named = [name for name in sys.argv[1:2] if Path("params", f"{name}.yaml").is_file()]
+        memory_shortage.report(error, "".join(named))
 
     return report
 
@@ -71,6 +74,8 @@ def end_import_phase() -> None:
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # a terminal that is closed
 
 
 def exit_fast(status: int) -> NoReturn:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
@@ -47,6 +48,7 @@ from tasks import chat, recipes
 from tasks.extensions.named import OWN
 from tasks.questions.record_files import check_folder
 from tasks.tools import web_cache
+from tasks.trees.words import printable
 
 REMEDY = "commit them, stash them (git stash), or run with --here"
 
@@ -73,7 +75,7 @@ def run(recipe: str, changes: Sequence[str] = ()) -> str:
             kind = KilledError if isinstance(error, KilledError) else RuntimeError
             raise kind(
                 f"{error}\nretrain: the run is unfinished in {folder}; the same call goes on "
-                f"there, git worktree remove --force {folder} drops it"
+                f"there, git worktree remove --force {shlex.quote(str(folder))} drops it"
             ) from None
         worktree.collect_ledger(recipe, folder)
         worktree.finish(folder)
@@ -158,7 +160,7 @@ def name_champion(recipe: str, folder: Path) -> None:
     try:
         champions.fetch(recipe, folder / "params" / f"{recipe}.yaml")
     except champions.RegistryError as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
 
 
 def is_overtaken(recipe: str, branch: str) -> bool:
@@ -175,7 +177,7 @@ def is_overtaken(recipe: str, branch: str) -> bool:
         print(f"retrain: {branch}: {error}")
         return True
     except champions.RegistryError as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
     return False
 
 
@@ -187,7 +189,7 @@ def after_commit(recipe: str, commit: str) -> None:
     try:
         print(f"retrain: {champions.promote(recipe, commit)}")
     except champions.RegistryError as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
 
 
 def existing(paths: Sequence[str], folder: Path) -> list[str]:
@@ -253,7 +255,7 @@ def _as_commit(recipe: str, changes: Sequence[str]) -> int:
     try:
         print(run(recipe, changes))
     except (ValueError, RuntimeError) as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt:
         print("retrain: interrupted; the same call goes on from here", file=sys.stderr)
@@ -279,8 +281,7 @@ def check_files(root: Path = Path()) -> None:
 def _here(recipe: str) -> int:
     try:
         check_files()
-        if restored := earlier_outs.put_back(Path()):
-            print(f"retrain: put back after a kill: {', '.join(restored)}")
+        _put_back()
         machine = recipes.load(recipe, Path("params")).machine
         if recipe_list.add_to_pipeline(recipe):
             print(f"retrain: added {recipe} to the recipes in dvc.yaml")
@@ -289,7 +290,7 @@ def _here(recipe: str) -> int:
             print(f"{', '.join(equal)}: the code runs as before, so dvc.lock takes it over")
             changed = pipeline.status(recipe)
     except (ValueError, RuntimeError) as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
         return 2
     if not changed:
         send_unsent()
@@ -301,6 +302,11 @@ def _here(recipe: str) -> int:
         return _check_and_run(recipe, changed)
 
 
+def _put_back() -> None:
+    if restored := earlier_outs.put_back(Path()):
+        print(f"retrain: put back after a kill: {', '.join(restored)}", flush=True)
+
+
 def _push_rest(recipe: str) -> None:
     """Push what the remote lacks of the recipe's runs; what is here stays up to date without."""
     if RUN in os.environ:  # of a run as a commit, which does it at its end
@@ -308,7 +314,7 @@ def _push_rest(recipe: str) -> None:
     try:
         remote_copies.push_missing(recipe)
     except RuntimeError as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
 
 
 def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
@@ -319,7 +325,7 @@ def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
         check(recipe, stages)
         check_machine(recipe, recipes.load(recipe, Path("params")), stages)
     except (ValueError, RuntimeError) as error:
-        print(f"retrain: {error}", file=sys.stderr)
+        print(f"retrain: {printable(str(error))}", file=sys.stderr)
         return 2
     ran_before = pipeline.locked()
     for name, reasons in changed.items():
@@ -333,6 +339,7 @@ def _run(recipe: str) -> int:
 
     try:
         if status := run_here(recipe):
+            _put_back()  # what a stage has left that was killed alone
             return status
         equal_code.remember(recipe)
     except KeyboardInterrupt:

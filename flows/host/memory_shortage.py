@@ -100,7 +100,8 @@ def explained(error: BaseException, recipe: str) -> str | None:
 
 def shortage(recipe: str) -> str:
     """Return how much memory there is now, by whose limit, and what helps."""
-    return f"Memory is short: {_state()}. {HELP.format(recipe=recipe)}"
+    remedy = f" {HELP.format(recipe=recipe)}" if recipe else ""
+    return f"Memory is short: {_state()}.{remedy}"
 
 
 def _state() -> str:

@@ -250,6 +250,7 @@ def _mend_files_of_dvc() -> None:
     from dvc import dvcfile
     from dvc.stage.cache import StageCache
 
+    _mend_settings()
     _mend_linked_worktrees()
     _preserve_outs()
     dvcfile.modify_yaml = modified
@@ -257,6 +258,23 @@ def _mend_files_of_dvc() -> None:
     StageCache._load = _newest_run
     _fill_recipes_of_dvc()
     _refuse_paths_in_caches()
+
+
+@functools.cache
+def _mend_settings() -> None:
+    """Have DVC write its settings as UTF-8, as it reads them, in this process.
+
+    It would write ASCII, which has no letters such as those of a folder's name.
+    """
+    import configobj
+
+    library: Any = configobj.ConfigObj
+    initialise = library.__init__
+
+    def in_utf8(settings: Any, *arguments: Any, **options: Any) -> None:
+        initialise(settings, *arguments, **{"default_encoding": "utf-8", **options})
+
+    library.__init__ = in_utf8
 
 
 @functools.cache

@@ -103,7 +103,8 @@ def test_a_killed_run_leaves_no_process_and_the_next_call_goes_on_to_where_a_sta
     assert toy.processes(project) == []
 
 
-def test_an_interrupted_run_says_so_and_leaves_no_process(project, api):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "hang-up"])
+def test_an_interrupted_run_says_so_and_leaves_no_process(project, api, number):
     before = "import time; Path('begun').touch(); time.sleep(600)"
     toy.write_stage(project, "first", flows=True, before=before)
     process = subprocess.Popen(
@@ -115,7 +116,7 @@ def test_an_interrupted_run_says_so_and_leaves_no_process(project, api):
         stderr=subprocess.STDOUT,
     )
     wait_until(Path("begun").exists)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "first toy: interrupted\n" in said

@@ -16,6 +16,8 @@ def place(ran):
     Path("questions/new.jsonl").write_text('{"id": 1}\n')
     toy.dvc_add(ran, "questions/new.jsonl")
     toy.set_remote(ran, "remote")
+    settings = ran / ".dvc/config"
+    settings.write_text(settings.read_text().replace("remote\n", "Größe\n"))
     toy.commit(ran)
     folder = ran / ".beamline/runs/one"
     git.add_worktree(folder, git.resolve("HEAD"))
@@ -34,7 +36,7 @@ def test_worktree_shares_cache_remote_and_sources(ran, place):
         "reports/toy/table.md",
     ]
     transfer.push("toy", place)
-    pushed = [path.read_text() for path in (ran / "remote/files").rglob("*") if path.is_file()]
+    pushed = [path.read_text() for path in (ran / "Größe/files").rglob("*") if path.is_file()]
     assert sorted(pushed) == ["first\n", "later\n"]
 
     (place / "questions/new.jsonl").unlink()
