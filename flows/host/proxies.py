@@ -81,17 +81,30 @@ def _proxy_fault(value: str) -> str:
         host, _ = parsed.hostname or "", parsed.port
     except ValueError:
         host = ""
-    if not _HOST.fullmatch(host) or not rest.isprintable():
-        return f"which has no host and port: write {scheme}://host:port"
+    if not _HOST.fullmatch(host) or not rest.isprintable() or not _takes(value):
+        return f"which has no host and port that can be read: write {scheme}://host:port"
     if scheme.lower().startswith("socks") and not find_spec("socksio"):
         return "and proxies of this kind need the package socksio: pip install 'httpx[socks]'"
     return ""
 
 
+def _takes(address: str) -> bool:
+    """Return whether httpx reads an address; its rules for names and numbers are stricter."""
+    import httpx  # imported here: it is slow, and few machines have a proxy
+
+    try:
+        return bool(httpx.URL(address).host)
+    except (httpx.InvalidURL, ValueError):
+        return False
+
+
 def _unread(value: str) -> Iterator[tuple[str, str]]:
     """Yield the entries of NO_PROXY that httpx, which Prefect uses, ends with an error at."""
     for entry in _entries(value):
-        if _is_ipv6(entry) or (_EXCEPTION.fullmatch(entry) and entry.isprintable()):
+        if _is_ipv6(entry):
+            continue
+        pattern = entry if "://" in entry else f"all://*{entry}"  # as httpx makes one of it
+        if _EXCEPTION.fullmatch(entry) and entry.isprintable() and _takes(pattern):
             continue
         remedy = "name its addresses one by one" if _is_network(entry) else "correct it"
         yield entry, f"which cannot be read: {remedy}, or leave it out"

@@ -96,6 +96,10 @@ def test_without_proxies_nothing_changes(monkeypatch):
         ("http://proxy:port", "no host and port"),
         ("http://proxy:99999", "no host and port"),
         ("http://[::1", "no host"),
+        ("http://10.0.0.256:3128", "no host"),
+        ("http://\u2603:80", "no host"),
+        ("http://a..\xe9:80", "no host"),
+        ("http://[v1.x]:80", "no host"),
         ("http://a b:1", "no host"),
         ("http://a\x9bb:1", r"\x9b"),
         ("ftp://proxy:1", "socks5h"),
@@ -115,7 +119,19 @@ def test_right_proxy_has_no_fault(value):
     assert proxies.faults({"all_proxy": value, "NO_PROXY": "*, a.b:8,http://c/,::1/128 d"}) == []
 
 
-@pytest.mark.parametrize("entry", ["fd00::/8", "[fd00::1]:80", "http://[", "a:b", "\x9b"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "fd00::/8",
+        "[fd00::1]:80",
+        "http://[",
+        "a:b",
+        "\x9b",
+        "\u2603.com",
+        "http://\u2603",
+        "*.\xe9..com",
+    ],
+)
 def test_unread_exception_is_named(entry):
     [fault] = proxies.faults({"no_proxy": f"localhost,{entry},corp"})
     assert "no_proxy" in fault and "leave it out" in fault
