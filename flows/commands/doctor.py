@@ -21,7 +21,15 @@ from flows import end_import_phase
 from flows.host import leftovers, processes
 from flows.host.addresses import without_password
 from flows.host.leftovers import Finding
-from flows.runs import cache, dvc_command, earlier_outs, git, ledger_mirror, remote_copies
+from flows.runs import (
+    cache,
+    dvc_command,
+    dvc_settings,
+    earlier_outs,
+    git,
+    ledger_mirror,
+    remote_copies,
+)
 from flows.tracking import outbox, store
 from flows.tracking.run import send_unsent
 from flows.workers import connection
@@ -71,7 +79,7 @@ def unpushed(root: Path) -> Iterator[Finding]:
         if mirror:
             ledger_mirror.forget_lost("*", mirror)
     except (RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
+        yield Finding(str(error), "is left to you: correct the remote or the mirror", None)
         return
     if lacking:
         yield Finding(
@@ -79,7 +87,10 @@ def unpushed(root: Path) -> Iterator[Finding]:
             "pushes them",
             partial(remote_copies.push_missing, ask=True),
         )
-    if mirror and (folders := ledger_mirror.undelivered("*", mirror)):
+    if mirror and mirror.logged:
+        what = f"not known: what the mirror {mirror.address} lacks of the ledger"
+        yield Finding(what, "is left to you: make the mirror reachable", None)
+    elif mirror and (folders := ledger_mirror.undelivered("*", mirror)):
         yield Finding(
             f"not sent: {len(folders)} sub-steps of the ledger, to the mirror {mirror.address}",
             "sends them",
@@ -281,6 +292,7 @@ def main(arguments: list[str]) -> int:
         return 2
     ask = _ask if sys.stdin.isatty() else lambda finding: False
     try:
+        dvc_settings.load()  # several checks read them
         left = examine(root, (lambda finding: True) if args.yes else ask)
     except (ValueError, RuntimeError) as error:
         print(f"doctor: {error}", file=sys.stderr)

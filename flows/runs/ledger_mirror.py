@@ -29,7 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from flows.host.addresses import address_without_password, without_password
+from flows.host.addresses import address_without_password
+from flows.host.plain_reasons import plain_reason
 from flows.runs import cache, mirror_files
 from flows.runs.mirror_files import Filesystem, RefusedMirrorError, name_of
 from flows.runs.uploads import UploadQueue
@@ -182,8 +183,8 @@ class RemoteMirror:
                 del self.own.connection
             self.unreachable_until = time.monotonic() + PAUSE
             if not self.logged:
-                reason = without_password(f"{type(error).__name__}: {error}").partition("\n")[0]
-                print(f"the mirror {self.address} is unreachable ({reason}): the run continues")
+                why = plain_reason(error)
+                print(f"the mirror {self.address} is unreachable ({why}): the run continues")
                 self.logged = True
             return otherwise
 

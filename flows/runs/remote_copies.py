@@ -10,6 +10,7 @@ asks for the files of the newest run alone; ``missing`` asks for all.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import Any
 import yaml
 
 from flows.host import files
-from flows.host.addresses import address_without_password, without_password
-from flows.runs import cache, git, ledger_mirror
+from flows.host.addresses import address_without_password
+from flows.host.plain_reasons import plain_reason
+from flows.runs import cache, dvc_settings, git, ledger_mirror
 from flows.runs.dvc_command import DIGEST, open_repository
 from params.schema.base import SOURCES
 
@@ -103,21 +105,34 @@ def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, RunFiles]:
 # ---------------------------------------------------------------- what a remote lacks
 
 
+class RemoteError(RuntimeError):
+    """DVC's remote cannot be used: the runs are not pushed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the runs are not pushed: {what}. They are in DVC's cache here; beamline doctor --yes "
+            "pushes them once the remote can be used"
+        )
+
+
 @contextmanager
 def _opened() -> Iterator[tuple[Any, Any]]:
     """Yield DVC's repository, and what it has of the default remote.
 
-    Raises RuntimeError where that cannot be reached or used.
+    Raises RemoteError where that cannot be reached or used.
     """
+    if fault := dvc_settings.unknown_default():
+        raise RemoteError(fault)
     with open_repository() as repository:
         name = repository.config["core"]["remote"]
         try:
             yield repository, repository.cloud.get_remote_odb(name)
+        except RemoteError:
+            raise
         except Exception as error:  # filesystems raise all kinds
-            reason = without_password(f"{type(error).__name__}: {error}").partition("\n")[0]
-            raise RuntimeError(
-                f"DVC's remote '{name}' cannot be used ({reason}): the runs are in DVC's cache "
-                "here; beamline doctor --yes pushes them once it can"
+            address = address_without_password(repository.config["remote"][name]["url"])
+            raise RemoteError(
+                f"DVC's remote '{name}' cannot be used ({address}: {plain_reason(error)})"
             ) from None
 
 
@@ -183,10 +198,35 @@ def _push(repository: Any, remote: Any, digests: frozenset[str]) -> None:
     local = repository.cache.local
     for folders in (False, True):
         infos = {HashInfo("md5", each) for each in digests if each.endswith(".dir") == folders}
-        sent = repository.cloud.transfer(local, remote, infos, cache_odb=local, shallow=True)
+        with _collected() as errors:
+            sent = repository.cloud.transfer(local, remote, infos, cache_odb=local, shallow=True)
         if sent.failed:
-            raise OSError(f"{len(sent.failed)} of {len(digests)} files were not sent")
+            name = repository.config["core"]["remote"]
+            address = address_without_password(remote.fs.unstrip_protocol(remote.path))
+            reason = plain_reason(errors[0]) if errors else "DVC gives no reason"
+            raise RemoteError(
+                f"DVC's remote '{name}' ({address}) has not taken {len(sent.failed)} of "
+                f"{len(digests)} files ({reason})"
+            )
     repository.stage_cache.push(None)
+
+
+@contextmanager
+def _collected() -> Iterator[list[BaseException]]:
+    """Yield a list of why files were not sent; DVC would print a line for each of them."""
+    errors: list[BaseException] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            errors.append(record.exc_info[1])
+        return False
+
+    logger = logging.getLogger("dvc_data.hashfile.transfer")
+    logger.addFilter(collect)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(collect)
 
 
 # ---------------------------------------------------------------- what is remembered

@@ -469,3 +469,16 @@ def test_terminal_asks_for_each_finding(look, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda question: next(answers))
     assert doctor.main([]) == 1
     assert [path.name for path in Path("models/toy").iterdir()] == [".a.partial"]
+
+
+def test_remote_that_cannot_be_used_is_left(project, look, capsys):
+    local = project / ".dvc/config.local"
+    local.write_text("[core]\nremote = nosuch\n")
+    for arguments in ([], ["--yes"]):
+        assert doctor.main(arguments) == 1
+        said = capsys.readouterr().out
+        assert "the runs are not pushed: .dvc/config.local: core.remote = 'nosuch'" in said
+        assert said.endswith("1 left\n")
+    local.write_text("[core]\nnosuch = 1\n")
+    assert doctor.main([]) == 2
+    assert capsys.readouterr().err.startswith("doctor: .dvc/config.local: core.nosuch = '1'")

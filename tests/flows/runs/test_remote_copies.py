@@ -78,3 +78,20 @@ def test_files_that_are_not_here_are_left_out(tracked, capfd):
     assert remote_copies.missing() is None
     remote_copies.push_missing("toy")
     assert "pushing" not in capfd.readouterr().out
+
+
+UNUSABLE = {
+    "ssh://nosuch.invalid/x": "the name of its host is not known",
+    "dvc.yaml": "Not a directory",
+    "http://127.0.0.1:9/x": "has not taken 4 of 5 files (nothing answers at its host and port)",
+}
+
+
+@pytest.mark.parametrize("address", UNUSABLE)
+def test_remote_that_cannot_be_used(tracked, address, capfd):
+    toy.set_remote(tracked, address)
+    with pytest.raises(RuntimeError, match="the runs are not pushed") as refused:
+        remote_copies.push_missing("toy")
+    assert UNUSABLE[address] in str(refused.value)
+    assert "Error" not in str(refused.value), "names of classes"
+    assert "ERROR" not in capfd.readouterr().err
