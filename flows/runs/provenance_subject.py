@@ -19,12 +19,13 @@ from typing import Any
 
 from flows.host import files
 from flows.host.addresses import address_without_password
-from flows.runs import cache, git, pipeline
+from flows.runs import cache, earlier_outs, git, pipeline
 from flows.runs.commit_check import is_inside
 from flows.tracking import run as track
 from flows.tracking import store
 
 SHORT = 12  # characters of a commit in a command
+LARGEST = 2**24  # bytes of a text that a run commits; metrics have some 10 kB
 HOME = Path(".beamline/lineage")  # restored copies
 AGENTS = {"cold start": "cold_start", "trained": "trained", "champion": "champion"}
 FORMS = """WHAT is
@@ -178,7 +179,11 @@ def _model(what: str, model: str, which: str) -> Subject:
 def _measured(subject: Subject, key: str) -> Subject:
     """Add the value of a metric of the file; ValueError where the file has no such metric."""
     path, text = subject.path, text_of(subject.state, subject.path)
-    values = track.flatten(json.loads(text))
+    try:
+        values = track.flatten(json.loads(text))
+    except (ValueError, AttributeError, RecursionError):
+        where = f" of commit {subject.state.commit}" if subject.state.commit else ""
+        raise ValueError(f"{path}{where} is no JSON with values by name, as a run writes") from None
     if key not in values:
         near = ", ".join(difflib.get_close_matches(key, values, cutoff=0.4))
         raise ValueError(f"{path} has no metric '{key}'" + (f"; near it: {near}" if near else ""))
@@ -253,7 +258,16 @@ def restore(subject: Subject) -> Path:
 def text_of(state: State, path: str) -> str:
     """Return a file that git keeps of a run, or that is in this checkout."""
     if state.commit:
+        if (size := git.size(state.commit, path) or 0) > LARGEST:
+            raise ValueError(
+                f"{path} of commit {state.commit} has {size} bytes: at most {LARGEST} are read"
+            )
         return git.content(state.commit, path)
+    if path in earlier_outs.waiting(Path()):
+        raise ValueError(
+            f"{path} waits beside its place since a stage was killed: make run or beamline doctor "
+            "puts it back"
+        )
     if not Path(path).is_file():
         raise ValueError(f"{path} is gone from this checkout, and no commit has it: run again")
     return Path(path).read_text()

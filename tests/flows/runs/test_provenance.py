@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from flows.analysis import card
-from flows.runs import cache, git, pipeline, provenance, provenance_subject
+from flows.runs import cache, earlier_outs, git, pipeline, provenance, provenance_subject
 from flows.tracking import run as track
 from flows.tracking import store
 from tests import toy_project as toy
@@ -333,8 +333,13 @@ def test_changed_out_is_refused(project):
     with pytest.raises(ValueError, match=r"models/toy/trained is not what dvc\.lock says"):
         chain("models/toy/trained")
     assert link(chain("models/toy/trained", FIRST), "commit").name == FIRST
-    Path("reports/toy/metrics.json").unlink()
+    Path("reports/toy/metrics.json").rename("reports/toy/.metrics.json.earlier")
     with pytest.raises(ValueError, match=r"reports/toy/metrics\.json is gone from this checkout"):
+        chain("success.trained.mean")
+    record = earlier_outs.HOME / "later@toy.json"  # of a stage that was killed
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps({"outs": ["reports/toy/metrics.json"], "done": False}))
+    with pytest.raises(ValueError, match="waits beside its place since a stage was killed"):
         chain("success.trained.mean")
 
 
