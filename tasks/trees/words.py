@@ -43,12 +43,22 @@ SIGNS = str.maketrans(  # one way to write each
 UNSAFE = {
     "\ufffd": r"\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff",  # halves of characters, and none
     "\n": r"\u2028\u2029",  # separators of lines and paragraphs
-    " ": r"\x00-\x08\x0b-\x1f\x7f-\x9f",  # controls, those of C1 included
-    # invisible: order of writing, zero width, annotations, tags and unused marks
-    "": r"\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff",
+    " ": r"\x00-\x08\x0b-\x1f\x7f-\x9f\u2800",  # controls, those of C1 included; an empty Braille
+    # invisible: order of writing, zero width, fillers of scripts, annotations, tags, unused marks
+    "": r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
+    r"\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e00ff"
+    r"\U000e01f0-\U000e0fff",
 }
-UNSAFE_PATTERNS = [(re.compile(f"[{signs}]"), instead) for instead, signs in UNSAFE.items()]
+# Selectors choose a form of the character before them; joiners stand between two. More of them in a
+# row can spell a hidden text.
+SELECTORS = r"\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef"
+JOINERS = r"\u200c\u200d"
+UNSAFE_PATTERNS = [
+    *((re.compile(f"[{signs}]"), instead) for instead, signs in UNSAFE.items()),
+    (re.compile(rf"(?<=[{JOINERS}])[{JOINERS}{SELECTORS}]+"), ""),
+    (re.compile(rf"(?:(?<=[{SELECTORS}])|(?<=\s)|\A)[{SELECTORS}]+"), ""),
+]
 LATEX = (  # commands that change only the layout, and the usual synonyms
     (re.compile(r"\\[()\[\]]"), " "),
     (re.compile(r"\\(?:left|right|bigg?[lr]?|text|textbf|mathrm|mbox|displaystyle)(?![a-z])"), " "),
@@ -311,7 +321,8 @@ def safe(text: str) -> str:
     """Return a text that every table, tokenizer and terminal takes, and that reads as it stands.
 
     Halves of characters (lone surrogates) become U+FFFD, control characters become spaces, and
-    characters that change the order of writing or cannot be seen are left out.
+    characters that change the order of writing or cannot be seen are left out: fillers, and signs
+    that select a form of no character or a second one. A joiner stays, but not two in a row.
     """
     if text.isascii() and text.isprintable():
         return text
