@@ -11,23 +11,26 @@ What DVC's cache and remotes hold is checked where DVC reads it (flows/runs/dvc_
 from __future__ import annotations
 
 import json
+import math
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.host.addresses import without_password
-from flows.runs import git
+from flows.runs import bounded_yaml, git
 from flows.runs.dvc_command import DIGEST, is_folder_entry, open_repository
 from tasks.trees.words import printable
 
 RECIPE = re.compile(r"\w(?:[\w-]|\.(?!\.)){0,99}")  # a name, in no way a path
 LISTED = 20  # faults in the message
+SHOWN = 80  # characters of a value in it
 LARGEST = 2**24  # bytes of a file that is read here; dvc.lock of 20 recipes has 200 kB
+DEEPEST = 100  # folders of a file; DVC calls itself for each, and Python ends at some 300
+LARGEST_PIPELINE = 2**20  # bytes of a dvc.yaml, or of what its variables come from; ours has 10 kB
+MOST_STAGES = 2000  # of a dvc.yaml, with those of foreach and matrix; a recipe has 8
 LINKS = 1000  # each is read by a call of git, which takes some milliseconds
 LONGEST = 4096  # bytes of a link's target, which Linux allows
 LINK, SUBMODULE = "120000", "160000"  # modes of entries in a tree of git
@@ -73,9 +76,8 @@ def check(commit: str, recipe: str) -> None:
         more = f"\n  and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
         raise ValueError(
             f"commit {commit} is refused, and nothing of it was written: it would reach out of its "
-            "worktree. Ask who made it; a commit on top of it without the following can be used\n"
-            + "\n".join(shown)
-            + more
+            "worktree, or is larger than a run. Ask who made it; a commit on top of it without the "
+            "following can be used\n" + "\n".join(shown) + more
         )
 
 
@@ -87,14 +89,12 @@ def is_inside(path: str, folder: str = "") -> bool:
 
 
 def _entries(commit: str) -> list[TreeEntry]:
-    listed = git.run_git("ls-tree", "-r", "-z", "--long", "--full-tree", commit)
-    if listed.returncode:
-        raise RuntimeError(f"git ls-tree failed for {commit}: {listed.stderr.strip()}")
     entries = []
-    for line in filter(None, listed.stdout.split("\0")):
+    for line in git.tree(commit, "--long", "--full-tree"):
         about, _, name = line.partition("\t")
-        mode, _, digest, size = about.split()
-        entries.append(TreeEntry(mode, digest, int(size) if size.isdigit() else 0, name))
+        mode, kind, digest, size = about.split()
+        if kind != "tree":
+            entries.append(TreeEntry(mode, digest, int(size) if size.isdigit() else 0, name))
     return entries
 
 
@@ -131,6 +131,8 @@ def _name_faults(tree: Iterable[TreeEntry]) -> Iterator[str]:
         parts, name = entry.name.casefold().split("/"), entry.name
         if not name.isprintable():
             yield f"{name!r}: a name with characters that a terminal acts on"
+        elif len(parts) > DEEPEST:
+            yield f"{name[:LONGEST]} lies in {len(parts) - 1} folders: at most {DEEPEST} are read"
         elif not {*parts}.isdisjoint((*GIT_NAMES, "..", ".")):
             yield f"{name}: a part of this path means something else to git or the system"
         elif entry.mode == SUBMODULE:
@@ -250,9 +252,10 @@ def _dvc_file_faults(tree: Sequence[TreeEntry]) -> Iterator[str]:
     """Yield what is wrong with files that ``dvc add`` writes: where they restore to, and whence."""
     links = _links(tree)
     for entry, text in _named(tree, ending=".dvc"):
-        content = _yaml(text)
-        if content is None:
-            yield f"{entry.name} cannot be read as YAML"
+        try:
+            content = _yaml(entry.name, text)
+        except ValueError as error:
+            yield str(error)
             continue
         folder = posixpath.join(posixpath.dirname(entry.name), str(content.get("wdir") or "."))
         for out in _mappings(content, "outs"):
@@ -272,12 +275,17 @@ def _lock_faults(tree: Sequence[TreeEntry]) -> Iterator[str]:
 
 def lock_faults(name: str, text: str) -> Iterator[str]:
     """Yield what is wrong with the text of a dvc.lock, called ``name`` here."""
-    content = _yaml(text)
-    stages = None if content is None else content.get("stages", {})
+    try:
+        stages = _yaml(name, text).get("stages") or {}
+    except ValueError as error:
+        yield str(error)
+        return
     if not isinstance(stages, Mapping):
-        yield f"{name} is no file of DVC"
+        yield f"{name} has no list of stages by name"
         return
     for stage, entry in stages.items():
+        if not isinstance(entry, Mapping):
+            yield f"{name}, {stage}: is no stage, but {str(entry)[:SHOWN]!r}"
         recipe = str(stage).rpartition("@")[2]
         if not (RECIPE.fullmatch(recipe) and str(stage).isprintable()):
             yield f"{name} has a stage called {str(stage)!r}"
@@ -302,27 +310,72 @@ def _digest_faults(where: str, out: Mapping[str, Any]) -> Iterator[str]:
 def _pipeline_faults(commit: str, tree: Sequence[TreeEntry]) -> list[str]:
     """Return what is wrong with the paths of the stages in each dvc.yaml, with variables filled in.
 
-    DVC reads the commit without a worktree. The folders are looked at that its cache has. Raises
-    ValueError for what DVC cannot read.
+    DVC reads the commit without a worktree. The folders are looked at that its cache has.
     """
-    from dvc.dvcfile import load_file
+    from dvc.exceptions import DvcException
 
-    faults: list[str] = []
-    links = _links(tree)
+    faults = list(_bound_faults(tree, {"dvc.yaml", "params.yaml"}))  # DVC reads both unasked
+    if faults:
+        return faults
     files = [each.name for each in tree if posixpath.basename(each.name) == "dvc.yaml"]
     with open_repository() as repository:
         for digest in sorted(_folders_of(tree)):
             faults += _folder_faults(digest, Path(repository.cache.local.oid_to_path(digest)))
         with repository.switch(commit):
             for name in files:
-                folder = posixpath.dirname(name)
-                pipeline: Any = load_file(repository, f"/{name}")
-                if outer := [each for each in _variables(pipeline) if not _is_plain(each, folder)]:
-                    faults += [f"{name}: reads variables from {each!r}" for each in outer]
-                    continue
-                for stage, content in (pipeline.resolver.resolve()["stages"] or {}).items():
-                    faults += _stage_faults(f"{name}, {stage}", content, folder, links)
+                try:
+                    faults += _faults_of_pipeline(repository, name, tree)
+                except DvcException as error:
+                    faults.append(f"{name}: DVC cannot read it: {without_password(str(error))}")
+                except (RecursionError, MemoryError):
+                    faults.append(f"{name}: it, or what its variables come from, nests too deeply")
     return faults
+
+
+def _faults_of_pipeline(repository: Any, name: str, tree: Sequence[TreeEntry]) -> list[str]:
+    from dvc.dvcfile import load_file
+
+    folder, links = posixpath.dirname(name), _links(tree)
+    pipeline: Any = load_file(repository, f"/{name}")
+    variables = list(_variables(pipeline))
+    if outer := [each for each in variables if not _is_plain(each, folder)]:
+        return [f"{name}: reads variables from {each!r}" for each in outer]
+    if faults := list(_bound_faults(tree, {posixpath.basename(each) for each in variables})):
+        return faults
+    stages = sum(map(_number_of_stages, pipeline.resolver.definitions.values()))
+    if stages > MOST_STAGES:
+        return [f"{name} stands for {stages} stages: at most {MOST_STAGES} are read"]
+    return [
+        fault
+        for stage, content in (pipeline.resolver.resolve()["stages"] or {}).items()
+        for fault in _stage_faults(f"{name}, {stage}", content, folder, links)
+    ]
+
+
+def _number_of_stages(definition: Any) -> int:
+    """Return how many stages DVC makes of an entry of dvc.yaml, without making them."""
+    from dvc.parsing import ForeachDefinition, MatrixDefinition
+
+    if not isinstance(definition, (ForeachDefinition, MatrixDefinition)):
+        return 1
+    values: Any = definition.resolved_iterable
+    if isinstance(definition, ForeachDefinition):
+        return len(values)
+    return math.prod(len(each) for each in values.values() if isinstance(each, Sized))
+
+
+def _bound_faults(tree: Iterable[TreeEntry], names: Collection[str]) -> Iterator[str]:
+    """Yield the files with these names in any folder that are more than DVC should build."""
+    for entry in tree:
+        if posixpath.basename(entry.name) not in names or entry.mode in (LINK, SUBMODULE):
+            continue
+        if entry.size > LARGEST_PIPELINE:
+            yield f"{entry.name} has {entry.size} bytes: at most {LARGEST_PIPELINE} are read"
+        elif entry.name.endswith((".yaml", ".yml")):  # others have no aliases, and end in Python
+            try:
+                bounded_yaml.check(_text(entry), entry.name)
+            except ValueError as error:
+                yield str(error)
 
 
 def _variables(pipeline: Any) -> Iterator[str]:
@@ -387,12 +440,11 @@ def _links(tree: Iterable[TreeEntry]) -> set[str]:
     return {entry.name.casefold() for entry in tree if entry.mode == LINK}
 
 
-def _yaml(text: str) -> Mapping[str, Any] | None:
-    try:
-        content = yaml.load(text, Loader=yaml.CSafeLoader)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return None
-    return {} if content is None else content if isinstance(content, Mapping) else None
+def _yaml(name: str, text: str) -> Mapping[str, Any]:
+    content = bounded_yaml.load(text, name)
+    if content is not None and not isinstance(content, Mapping):
+        raise ValueError(f"{name} is no file of DVC: it has no keys")
+    return content or {}
 
 
 def _mappings(content: Any, key: str) -> list[Mapping[str, Any]]:

@@ -15,12 +15,13 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from flows.runs import bounded_yaml
 
 HERE = Path()
 # Environment variables that say where a repository is, or how paths are read: a hook of git that
@@ -59,6 +60,8 @@ AS_COMMITTED = {  # where files of a run are written or added: their bytes are t
 PLAINLY = ("--quiet", "--no-gpg-sign", "--cleanup=whitespace", "--no-status")  # of each commit
 NOT_FOUND = 127  # the exit status of a shell for a program that is not there
 WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # never an input of a run
+MOST_FILES = 100_000  # of a commit, with its folders: a small tree of git can stand for 10**9
+MOST_LISTED = 2**26  # bytes of their names, which repeat the folders' above
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,45 @@ def tracked(root: Path) -> list[str]:
 
 
 def files_at(commit: str, folder: str) -> set[str]:
-    """Return the paths of the files that a commit has in a folder and those below it."""
-    return set(_entries("ls-tree", "-r", "--name-only", "-z", commit, "--", folder))
+    """Return the paths of the files that a commit has in a folder and those below it.
+
+    Empty where git fails. Raises ValueError for too many.
+    """
+    try:
+        entries = [entry.partition("\t") for entry in tree(commit, "--", folder)]
+    except RuntimeError:
+        return set()
+    return {name for about, _, name in entries if about.split()[1] != "tree"}
+
+
+def tree(commit: str, *arguments: str) -> list[str]:
+    """Return what ``git ls-tree`` lists of a commit with all folders: "mode type object<tab>name".
+
+    Raises ValueError for more than MOST_FILES, which are not read to their end, and RuntimeError
+    where git fails.
+    """
+    command = _command(("ls-tree", "-r", "-t", "-z", commit, *arguments))
+    output, count = bytearray(), 0
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, env=environment()
+        ) as process,
+    ):
+        while part := process.stdout.read(2**16) if process.stdout else b"":
+            output += part
+            count += part.count(b"\0")
+            if count > MOST_FILES or len(output) > MOST_LISTED:
+                process.kill()
+                raise ValueError(
+                    f"commit {commit} has more than {MOST_FILES} files and folders, or names of "
+                    f"more than {MOST_LISTED} bytes: no run has"
+                )
+        said.seek(0)
+        if process.wait():
+            message = said.read().decode(*TEXT).strip()
+            raise RuntimeError(f"git ls-tree failed for {commit}: {message}")
+    return [entry for entry in output.decode(*TEXT).split("\0") if entry]
 
 
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
@@ -218,15 +258,26 @@ def _blob(commit: str, file: str) -> subprocess.CompletedProcess[str]:
 
 def locked_at(commit: str) -> dict[str, Any]:
     """Return the stages of dvc.lock at a commit. Raises as ``content``, and for a damaged file."""
+    locked = yaml_at(commit, "dvc.lock") or {}
     try:
-        locked = yaml.load(content(commit, "dvc.lock"), Loader=yaml.CSafeLoader) or {}
         stages: dict[str, Any] = dict(locked.get("stages", {}))
         outs = [out for stage in stages.values() for out in stage.get("outs", [])]
         if all(isinstance(out["path"], str) and isinstance(out["md5"], str) for out in outs):
             return stages
-    except (yaml.YAMLError, AttributeError, TypeError, KeyError, RecursionError):
+    except (AttributeError, TypeError, ValueError, KeyError):
         pass
     raise ValueError(f"commit {commit} has a dvc.lock that DVC has not written")
+
+
+def yaml_at(commit: str, file: str) -> Any:
+    """Return the content of a YAML file at a commit.
+
+    Raises ValueError where it is missing, no YAML, or exceeds the bounds of bounded_yaml.
+    """
+    name, bytes_ = f"{file} of commit {commit}", size(commit, file) or 0
+    if bytes_ > bounded_yaml.LARGEST:
+        raise ValueError(f"{name} has {bytes_} bytes: at most {bounded_yaml.LARGEST} are read")
+    return bounded_yaml.load(content(commit, file), name)
 
 
 def digests_at(commit: str, recipe: str) -> dict[str, str]:
@@ -264,7 +315,7 @@ def folder_with_digest(folder: str, digest: str, commit: str) -> dict[str, bytes
     does not track all of the folder.
     """
     for older in [commit, *_git("rev-list", commit, "--", folder).splitlines()]:
-        names = _entries("ls-tree", "-r", "--name-only", "-z", older, "--", folder)
+        names = files_at(older, folder)
         files = {str(Path(name).relative_to(folder)): _bytes_at(older, name) for name in names}
         if _folder_digest(files) == digest:
             return files
@@ -434,9 +485,7 @@ def run_git(
 
     Its exit status is NOT_FOUND where there is no git.
     """
-    pairs = [f"{key}={value}" for key, value in (SETTINGS | dict(settings or {})).items()]
-    options = [part for pair in pairs for part in ("-c", pair)]
-    command = ["git", "--no-pager", "-C", str(root), *options, *arguments]
+    command = _command(arguments, root, settings)
     try:
         done = subprocess.run(command, capture_output=True, env=environment())
     except FileNotFoundError:
@@ -444,6 +493,14 @@ def run_git(
         return subprocess.CompletedProcess(command, NOT_FOUND, "", missing)
     texts = (output.decode(*TEXT) for output in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(command, done.returncode, *texts)
+
+
+def _command(
+    arguments: Sequence[str], root: Path = HERE, settings: Mapping[str, str] | None = None
+) -> list[str]:
+    pairs = [f"{key}={value}" for key, value in (SETTINGS | dict(settings or {})).items()]
+    options = [part for pair in pairs for part in ("-c", pair)]
+    return ["git", "--no-pager", "-C", str(root), *options, *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -11,9 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from flows.runs import git
+from flows.runs import bounded_yaml, git
 from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, open_repository
 from flows.runs.stage_reasons import Params, reasons
 
@@ -141,8 +139,8 @@ def locked(root: Path = HERE) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        return (yaml.load(file.read_text(), Loader=yaml.CSafeLoader) or {}).get("stages", {})
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
+        return (bounded_yaml.load(file.read_text(), "dvc.lock") or {}).get("stages", {})
+    except (ValueError, AttributeError):
         raise ValueError(f"{file.absolute()} is damaged: {DAMAGED_LOCK_REMEDY}") from None
 
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from flows.host import files
 from flows.host.addresses import address_without_password
@@ -61,9 +59,12 @@ def needed(commit: str, recipe: str) -> set[str]:
     Empty for a commit that is no run.
     """
     try:
-        locked = git.locked_at(commit)
-    except (ValueError, AttributeError):
+        return set(_needed(git.locked_at(commit), commit, recipe))
+    except (ValueError, AttributeError, TypeError, KeyError):
         return set()
+
+
+def _needed(locked: Mapping[str, Any], commit: str, recipe: str) -> Iterator[str]:
     stages = {name: entry for name, entry in locked.items() if name.endswith(f"@{recipe}")}
     in_git = git.files_at(commit, "reports")
     outs = [out for stage in stages.values() for out in stage.get("outs", [])]
@@ -72,15 +73,22 @@ def needed(commit: str, recipe: str) -> set[str]:
         values = stage.get("params", {}).get(f"params/{recipe}.yaml", {})
         digests.add((values.get("champion") or {}).get("digest"))
     digests |= set(_tracked(commit) if digests else ())
-    return {digest for digest in digests if DIGEST.fullmatch(str(digest))}
+    yield from (str(digest) for digest in digests if DIGEST.fullmatch(str(digest)))
 
 
 def _tracked(commit: str) -> Iterator[str]:
     """Yield the digests in the .dvc files of a commit's sources."""
     for file in git.files_at(commit, SOURCES.as_posix()):
         if file.endswith(".dvc"):
-            for out in (yaml.safe_load(git.content(commit, file)) or {}).get("outs", []):
+            for out in (git.yaml_at(commit, file) or {}).get("outs", []):
                 yield out["md5"]
+
+
+def _recipes(commit: str) -> list[str]:
+    try:
+        return git.recipes_at(commit)
+    except ValueError:  # no run, whatever its branch is called
+        return []
 
 
 def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, RunFiles]:
@@ -95,7 +103,7 @@ def _runs(recipe: str, known: Collection[str] = ()) -> dict[str, RunFiles]:
         commits["HEAD"] = head
     runs: dict[str, RunFiles] = {}
     for branch, commit in commits.items():
-        for name in git.recipes_at(commit) if recipe == "*" else [recipe]:
+        for name in _recipes(commit) if recipe == "*" else [recipe]:
             key = f"{commit} {name}"
             if key not in runs and (key not in known or commit == newest):
                 runs[key] = RunFiles(branch, needed(commit, name))

@@ -8,10 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.host import files
-from flows.runs import cache, git
+from flows.runs import bounded_yaml, cache, git
 from flows.runs.dvc_command import DIGEST, HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, locked, stages
 from params.schema.champion import Champion
@@ -128,8 +126,8 @@ def provide_inputs(recipe: str, worktree: Path, restored: Path) -> None:
 def _settings(file: Path) -> Mapping[str, Any]:
     """Return the values of a recipe, whose version of the schema may be another one."""
     try:
-        values = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
-    except (yaml.YAMLError, OSError) as error:
+        values = bounded_yaml.load(file.read_text(), str(file))
+    except OSError as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     return values if isinstance(values, Mapping) else {}
 

@@ -165,6 +165,15 @@ def dvc_file(text):
     return file("data/sources/x.dvc", text.replace("MD5", "0" * 32))
 
 
+def variables(name, text):
+    take = edit("dvc.yaml", lambda content, _: content["vars"].append(name))
+    return both(file(name, text), take)
+
+
+BOMB = "a0: &a0 [x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 4)}]\n" for i in range(1, 15)
+)
+PAIRS = {"e": {"matrix": {"a": [*range(300)], "b": [*range(300)]}, "cmd": "x"}}
 HOSTILE = {
     # what is said, and what the author has made
     "recipe above": ("'../../outside/x'", message("x\n\nRecipe: ../../outside/x")),
@@ -246,6 +255,25 @@ HOSTILE = {
     "submodule": ("docs/sub is a submodule", submodule),
     "other bytes": ("UTF-16", file(".gitattributes", "none.yaml working-tree-encoding=UTF-16\n")),
     "program of git": ("the filter ours", file(".gitattributes", "*.py filter=ours\n")),
+    "dvc.yaml that nests": ("dvc.yaml nests deeper", file("dvc.yaml", "a: " + "[" * 100_000)),
+    "dvc.lock that nests": ("dvc.lock nests deeper", file("dvc.lock", "a: " + "[" * 100_000)),
+    "tracked file that nests": ("x.dvc nests deeper", dvc_file("- " * 200)),
+    "variables that nest": ("b.yaml nests deeper", variables("b.yaml", "a: " + "{b: " * 5000)),
+    "variables that nest as JSON": (
+        "nests too deeply",
+        variables("b.json", '{"a": ' + "[" * 5000 + "]" * 5000 + "}"),
+    ),
+    "aliases of aliases": ("b.yaml has more than 500000 values", variables("b.yaml", BOMB)),
+    "alias of itself": ("the alias *a before", variables("b.yaml", "a: &a [*a]")),
+    "a stage for each pair": (
+        "dvc.yaml stands for 90002 stages",
+        edit("dvc.yaml", lambda content, _: content["stages"].update(PAIRS)),
+    ),
+    "stage that is a list": (
+        "dvc.lock, first@toy: is no stage",
+        edit("dvc.lock", lambda lock, _: lock["stages"].update({"first@toy": [1]})),
+    ),
+    "folders in folders": ("lies in 501 folders", file("docs/" + "d/" * 500 + "x", "x")),
     "name with a colour": (r"'docs/a\\x1b[31m'", file("docs/a\x1b[31m", "x")),
 }
 

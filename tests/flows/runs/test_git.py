@@ -1,10 +1,11 @@
 import hashlib
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from flows.runs import git, pipeline, transfer
+from flows.runs import commit_check, git, pipeline, provenance_subject, remote_copies, transfer
 from tests import toy_project as toy
 from tests.flows.runs.conftest import RUN
 
@@ -44,6 +45,44 @@ def test_file_missing_in_a_commit_is_named(project):
         git.digests_at(made, "toy")
     with pytest.raises(ValueError, match=r"commit nowhere has no first\.py"):
         git.content("nowhere", "first.py")
+
+
+def branch_with(ran, files, monkeypatch):
+    """Point a branch of a run at a commit with these files, as a fetch from others may."""
+    monkeypatch.setenv("GIT_INDEX_FILE", str(ran / ".git/theirs"))  # which our calls do not read
+    pairs = (("--cacheinfo", f"100644,{blob},{path}") for path, blob in files.items())
+    toy.git(ran, "read-tree", RUN)
+    toy.git(ran, "update-index", "--add", *chain(*pairs))
+    tree = toy.git(ran, "write-tree")
+    toy.git(ran, "branch", "runs/toy-20261123", toy.git(ran, "commit-tree", tree, "-m", "x"))
+    monkeypatch.delenv("GIT_INDEX_FILE")
+    return git.resolve("runs/toy-20261123")
+
+
+def test_branch_whose_lock_nests_is_no_run_for_all_who_look_at_branches(ran, monkeypatch):
+    Path("deep").write_text("a: " + "[" * 100_000)
+    blob = toy.git(ran, "hash-object", "-w", "deep")
+    theirs = branch_with(ran, {"dvc.lock": blob, "reports/toy/metrics.json": blob}, monkeypatch)
+    with pytest.raises(ValueError, match=f"dvc.lock of commit {theirs} nests deeper than"):
+        git.recipes_at(theirs)
+    assert remote_copies.needed(theirs, "toy") == set()
+    assert [state.branch for state in provenance_subject._states(None)][1:] == [RUN]
+    assert pipeline.already_run("toy") == RUN
+    state = provenance_subject.State({}, theirs)
+    metrics = provenance_subject.Subject(state, "reports/toy/metrics.json", "", "")
+    with pytest.raises(ValueError, match=f"metrics.json of commit {theirs} is no JSON"):
+        provenance_subject._measured(metrics, "a")
+
+
+def test_commit_with_more_files_than_a_run_is_not_read_to_its_end(ran, monkeypatch):
+    monkeypatch.setattr(git, "MOST_FILES", 20)
+    blob = toy.git(ran, "hash-object", "-w", "dvc.yaml")
+    theirs = branch_with(ran, {f"reports/{i}/x": blob for i in range(11)}, monkeypatch)
+    assert len(git.files_at(theirs, "reports/3")) == 1
+    for use in (lambda: git.files_at(theirs, "reports"), lambda: commit_check.check(theirs, "toy")):
+        with pytest.raises(ValueError, match=f"commit {theirs} has more than 20 files and folders"):
+            use()
+    assert remote_copies.needed(theirs, "toy") == set()
 
 
 @pytest.mark.parametrize("sign", ["\u009b31m", "\u202e", "\u2028", "\u0085"])
