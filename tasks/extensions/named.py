@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks.extensions import guarded_import
 from tasks.ledger import keys
 
 OWN = Path("own")  # the user's folder; DVC watches it, and a run commits it
@@ -87,7 +88,9 @@ def _imported(file: Path) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(".".join(file.with_suffix("").parts))
+        return guarded_import.import_file(file)
+    except guarded_import.UnfinishedImportError:
+        raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise

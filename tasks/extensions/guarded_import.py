@@ -1,0 +1,106 @@
+"""Import a user's file in this process, after a process that is guarded has imported it.
+
+A recipe's check needs the objects of the file: its settings, signatures and type hints. An import
+that hangs or ends its process does so in the guarded process, and becomes an error by name. In this
+process, what an import leaves behind is undone or ends with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tasks.extensions import descendants, user_code_worker
+from tasks.extensions.pool import START_SECONDS, open_pool
+from tasks.extensions.user_code_worker import DIED, TIMEOUT
+
+IMPORTER = f"tasks/extensions/{Path(__file__).name}:import_only"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by which a user ends a command
+
+
+class UnfinishedImportError(ValueError):
+    """An import takes too long or ends its process."""
+
+
+def import_file(file: Path, seconds: float = START_SECONDS) -> Any:
+    """Return the module of a user's file, whose path starts at a folder of imports.
+
+    Raises UnfinishedImportError where an import takes longer than ``seconds`` or ends its
+    process; and what the import raises.
+    """
+    name = ".".join(file.with_suffix("").parts)
+    if name in sys.modules:
+        return sys.modules[name]
+    with open_pool(IMPORTER, {}, 1, seconds) as pool:
+        (reply,) = pool.ask([(0, "", [name])])
+    if reply.failure == TIMEOUT:
+        raise UnfinishedImportError(
+            f"{file}: its import takes longer than {seconds:g} seconds: do what takes long in the "
+            "first call"
+        )
+    if reply.failure == DIED:
+        raise UnfinishedImportError(
+            f"{file}: {reply.message} when the file was imported: correct the file"
+        )
+    with contained():
+        return importlib.import_module(name)
+
+
+def import_only(name: str) -> None:
+    """Import a module, in a process of a pool."""
+    importlib.import_module(name)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Undo what an import changes in this process, and have what it starts end with it."""
+    ours, folder, before = os.getpid(), Path.cwd(), set(descendants.descendants())
+    main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in SIGNALS} if main_thread else {}
+    owner, daemon = os.environ.get(descendants.OWNER), threading.current_thread().daemon
+    os.environ.update(descendants.owned({}))  # the doctor finds what outlives a killed command
+    # Threads inherit it. One that is no daemon would keep the command from ending.
+    threading.current_thread()._daemonic = True  # type: ignore[attr-defined]
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        user_code_worker.leave_if_forked(ours, error)
+        threading.current_thread()._daemonic = daemon  # type: ignore[attr-defined]
+        os.environ.pop(descendants.OWNER, None)
+        os.environ.update({descendants.OWNER: owner} if owner else {})
+        os.chdir(folder)
+        for number, handler in handlers.items():
+            if handler is not None:  # None: it was not set from Python
+                signal.signal(number, handler)
+        _end_at_exit(sorted(set(descendants.descendants()) - before))
+
+
+def _end_at_exit(processes: Sequence[int]) -> None:
+    """Have processes killed when this one ends."""
+    opened = []
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            opened.append(os.pidfd_open(process))  # a number could be another process's by then
+    if opened:
+        atexit.register(partial(_end, os.getpid(), opened))
+
+
+def _end(ours: int, opened: Sequence[int]) -> None:
+    if os.getpid() != ours:  # a fork of the process that has started them
+        return
+    for process in opened:
+        with suppress(OSError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -1,0 +1,90 @@
+"""What the import of a user's file may not do to the command that imports it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.ledger import keys
+from tests.waiting import wait_until
+
+HEAD = "import os, signal, subprocess, sys, threading, time\n"
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from tasks.extensions import guarded_import, named
+here = os.getcwd()
+guarded_import.import_file.__defaults__ = (float(sys.argv[1]),)
+try:
+    held = named.find("tools", "own/mine.py:tool").held
+except ValueError as error:
+    print("refused:", error)
+else:
+    handler = signal.getsignal(signal.SIGINT)
+    untouched = os.getcwd() == here and handler == signal.default_int_handler
+    print(held(), untouched, "BEAMLINE_OWNER" in os.environ)
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Run a program that finds ``tool`` in a file with these lines; return what it prints."""
+    (tmp_path / "own").mkdir()
+
+    def run(lines, seconds=60):
+        text = f"{HEAD}{lines}\ndef tool():\n    return 'called'\n"
+        (tmp_path / "own/mine.py").write_text(text)
+        environment = {**os.environ, "PYTHONPATH": str(keys.PROJECT)}
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(seconds)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "os.chdir('/')",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "threading.Thread(target=time.sleep, args=(60,)).start()",
+        "if os.fork(): time.sleep(0.1)",
+        "os.environ.pop('BEAMLINE_OWNER')",
+    ],
+)
+def test_import_changes_nothing_here(command, lines):
+    assert command(lines) == "called True False\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("os._exit(0)", ": the process ended (exit status 0) when the file was imported"),
+        ("os.kill(os.getpid(), 9)", ": the process ended (signal 9) when the file was imported"),
+        ("time.sleep(60)", ": its import takes longer than 0.3 seconds"),
+        ("raise SystemExit('why')", ", line 2: cannot be imported: SystemExit: why"),
+    ],
+)
+def test_import_that_does_not_return_is_refused(command, lines, reason):
+    printed = command(lines, 0.3 if "sleep" in lines else 60)
+    assert printed.startswith(f"refused: own/mine.py{reason}")
+
+
+def test_no_process_of_an_import_outlives_the_command(command, tmp_path):
+    started = tmp_path / "started"
+    command(
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        f"print(child.pid, file=open({str(started)!r}, 'a'))"
+    )
+    children = started.read_text().split()
+    assert len(children) == 2  # in the guarded process, and in the command
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
