@@ -25,6 +25,7 @@ from mcp_types import (
     CONNECTION_CLOSED,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    PARSE_ERROR,
     CallToolResult,
     ContentBlock,
     Tool,
@@ -49,6 +50,7 @@ PATIENCE = 2.0  # seconds until a server that let a call time out must list its 
 GOODBYE = 10.0  # seconds for a server to end; the library kills its process after about 6
 PAGES = 100  # of a list of tools, at most
 TOOLS = 1000  # of a server, at most: more descriptions have no room in a prompt
+PARTS = 1000  # of a result; each is checked while all servers wait
 LISTED = 8 * 2**20  # characters of a whole list, at most
 OFFERED = 400_000  # characters of the tools that an agent is told of, at most: 100,000 tokens
 ANSWER_BYTES = mcp_guard.LINE_BYTES  # of one message by HTTP, as of one line of a command
@@ -58,6 +60,7 @@ KIND = 40  # characters of the type of a part
 # What the server, not one of its tools, answers after it was started anew or replaced.
 _GONE = (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND)
 _PART: TypeAdapter[Any] = TypeAdapter(ContentBlock)
+_UNREAD = "Failed to parse "  # begins the library's message for what it cannot read
 _HTTP_ERROR = "Server returned an error response"  # the library's message for 401, 500, 503, ...
 
 
@@ -201,9 +204,9 @@ class Connection:
                 return self._unavailable("it did not come back in time")
             self._check_soon()
             return Observation(Outcome.TIMEOUT, "")
-        except MCPError as error:  # what the server says
-            return Observation(Outcome.ERROR, error.message)
-        except Exception as error:  # an answer that the library cannot read, or refuses
+        except Exception as error:  # of the server, or an answer that the library cannot read
+            if isinstance(error, MCPError) and not _is_unread(error):
+                return Observation(Outcome.ERROR, error.message)
             logger.info("server %s, tool %s: %s", self.name, tool, error)
             return Observation(Outcome.ERROR, f"{self.name} gave an answer that cannot be read")
 
@@ -336,12 +339,30 @@ class ReadableParts:
 
 
 def with_readable_parts(item: Any) -> Any:
-    """Return a message of a server in which parts that the library cannot read are texts."""
+    """Return a message of a server whose result the library can read, in bounded time.
+
+    Parts that it cannot read are texts. No tool has a schema of its results, which the library
+    would check them against, however long that takes.
+    """
     result = getattr(getattr(item, "message", None), "result", None)
-    content = result.get("content") if isinstance(result, dict) else None
-    if isinstance(result, dict) and isinstance(content, list):
-        result["content"] = [_readable_part(part) for part in content]
+    if not isinstance(result, dict):
+        return item
+    content, tools = result.get("content"), result.get("tools")
+    if isinstance(content, list):
+        result["content"] = [_readable_part(part) for part in content[:PARTS]]
+        if len(content) > PARTS:
+            more = f"[{len(content) - PARTS} further parts are not shown]"
+            result["content"].append(_text(more))
+    if isinstance(tools, list):
+        result["tools"] = tools[: TOOLS + 1]  # one more than are read, so that it is noticed
+        for tool in result["tools"]:
+            if isinstance(tool, dict):
+                tool.pop("outputSchema", None)
     return item
+
+
+def _text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
 
 
 def _readable_part(part: Any) -> Any:
@@ -350,25 +371,30 @@ def _readable_part(part: Any) -> Any:
     except ValidationError:
         kind = part.get("type") if isinstance(part, dict) else None
         named = f"of type {kind[:KIND]} " if isinstance(kind, str) else ""
-        return {"type": "text", "text": f"[a part {named}cannot be shown]"}
+        return _text(f"[a part {named}cannot be shown]")
     return part
 
 
 async def _listed(client: Client, only: Sequence[str] | None) -> dict[str, Tool]:
     """Return the tools that a server lists, until all of ``only`` are among them.
 
-    Raises UnusableError for a list that does not end.
+    Raises UnusableError for a list that does not end, or has too many tools.
     """
     tools: dict[str, Tool] = {}
     cursors: list[str | None] = [None]
-    characters = 0
+    read = characters = 0
     while len(cursors) <= PAGES and characters <= LISTED:
         page = await client.list_tools(cursor=cursors[-1], cache_mode="refresh")
         tools |= {tool.name: tool for tool in page.tools}
+        read += len(page.tools)
         characters += sum(len(_told(tool)) for tool in page.tools)
-        if page.next_cursor is None or (only is not None and tools.keys() >= set(only)):
+        if only is not None and tools.keys() >= set(only):
             return tools
-        if len(tools) > TOOLS or page.next_cursor in cursors:
+        if read > TOOLS and page.next_cursor is None:
+            raise UnusableError(f"it lists more than {TOOLS} tools")
+        if page.next_cursor is None:
+            return tools
+        if read > TOOLS or page.next_cursor in cursors:
             break
         cursors.append(page.next_cursor)
     raise UnusableError(
@@ -424,13 +450,20 @@ async def _reason(task: asyncio.Task[None], seconds: float) -> str:
         return f"no answer within {seconds:g} s"
     if isinstance(error, UnusableError):
         return str(error)
-    if isinstance(error, ValidationError | MCPError):
-        return (
-            "it answered something that is no MCP"
-            if isinstance(error, ValidationError)
-            else error.message
-        )
+    if isinstance(error, ValidationError) or _is_unread(error):
+        return "it answered something that is no MCP"
+    if isinstance(error, MCPError):
+        return error.message
     return f"{type(error).__name__}: {error}"
+
+
+def _is_unread(error: BaseException) -> bool:
+    """Return whether the library says, in its own words, that it cannot read an answer."""
+    return (
+        isinstance(error, MCPError)
+        and error.code == PARSE_ERROR
+        and error.message.startswith(_UNREAD)
+    )
 
 
 def _tail(said: Any) -> str:

@@ -20,7 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.extensions import descendants
 
-LINE_BYTES = 16 * 2**20  # of a message: a hundred times what an agent can read
+# Of a message: many times what an agent can read. Longer ones of many small parts take seconds to
+# read, in which all other servers wait.
+LINE_BYTES = 4 * 2**20
 ERROR_BYTES = 64 * 2**10
 BLOCK = 2**16
 GOODBYE = 0.5  # seconds to read what a server has written before it ended

@@ -36,6 +36,7 @@ WRITTEN = {
     b' {"type": "image"}, 7, {"type": "text", "text": "after"}]}',
     "resource": b'{"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "held"}},'
     b' {"type": "resource_link", "uri": "a:b", "name": "n"}, {"type": "resource", "resource": 1}]}',
+    "parts": b'{"content": [' + b"{}, " * 200_000 + b"{}]}",
     "none": b"null",
     "list": b"[]",
     "empty": b"{}",
@@ -91,14 +92,19 @@ def answered(message):
         about = {"protocolVersion": version, "capabilities": {"tools": {}}}
         return json.dumps({**about, "serverInfo": {"name": "strange", "version": "1"}}).encode()
     if message["method"] == "tools/list":
-        listed = [{"name": name, "inputSchema": each} for name, each in TOOLS.items()]
+        # A schema of results that they would not fit.
+        more = {"outputSchema": {"type": "object", "required": ["nothing"]}}
+        listed = [{"name": name, "inputSchema": each, **more} for name, each in TOOLS.items()]
         page = int(message.get("params", {}).get("cursor") or 0)
-        more = {"none": None, "ever": str(page + 1), "same": "7"}[
+        following = {"none": None, "many": None, "ever": str(page + 1), "same": "7"}[
             os.environ.get("DEMO_LIST", "none")
         ]
         if page:
             listed = [{"name": f"{page}-{n}", "inputSchema": schema()} for n in range(50)]
-        return json.dumps({"tools": listed, **({"nextCursor": more} if more else {})}).encode()
+        if os.environ.get("DEMO_LIST") == "many":
+            listed += [{"name": f"t{n}", "inputSchema": schema()} for n in range(1000)]
+        cursor = {"nextCursor": following} if following else {}
+        return json.dumps({"tools": listed, **cursor}).encode()
     if message["method"] == "tools/call":
         return called(message["params"]["name"], message["params"].get("arguments", {}))
     return None

@@ -1,5 +1,6 @@
 """Tools of real MCP servers, by standard input and by HTTP, killed and started again."""
 
+import json
 import os
 import re
 import signal
@@ -139,7 +140,7 @@ def test_server_says_its_tools_and_answers_in_order(tool):
 
 
 def test_faults_of_a_tool_are_outcomes(tool):
-    assert answers(tool, call("fails"), call("long", characters=10_000_000)) == [
+    assert answers(tool, call("fails"), call("long", characters=1_000_000)) == [
         (Outcome.ERROR, "Error executing tool fails"),
         (Outcome.OUTPUT_LIMIT, "x" * 100),
     ]
@@ -363,6 +364,57 @@ def test_strange_answers_are_outcomes(capfd, caplog):
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
 
 
+def test_parts_and_tools_beyond_the_bounds_are_not_read(monkeypatch):
+    monkeypatch.setattr(mcp_connection, "PARTS", 2)
+    with TOOL.open(settings({"demo": QUICK}, characters=500), HERE) as tool:
+        unread = "[a part cannot be shown]\n" * 2
+        assert answers(tool, call("strange", way="parts")) == [
+            (Outcome.OK, unread + "[199999 further parts are not shown]")
+        ]
+
+
+def by_http(answer_to_call):
+    """Return what answers as a server with one tool, whose calls are answered as given."""
+
+    def reply(path, body):
+        asked = json.loads(body or "{}")
+        version = asked.get("params", {}).get("protocolVersion")
+        results = {
+            "initialize": {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "s", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "add", "inputSchema": {"type": "object"}}]},
+        }
+        head = {"Content-Type": "application/json"}
+        if asked.get("method") == "tools/call":
+            return Reply(answer_to_call(asked["id"]), headers=head)
+        if asked.get("method") in results:
+            told = {"jsonrpc": "2.0", "id": asked["id"], "result": results[asked["method"]]}
+            return Reply(json.dumps(told).encode(), headers=head)
+        return Reply(status=202 if "method" in asked and "id" not in asked else 404)
+
+    return reply
+
+
+def test_words_of_the_library_are_not_shown():
+    """A server's own words are."""
+    own = '{"jsonrpc": "2.0", "id": %d, "error": {"code": -32700, "message": "no such key"}}'
+    bodies = iter(["{", "7", own])
+
+    def answer_to_call(number):
+        body = next(bodies)
+        return (body % number if "%d" in body else body).encode()
+
+    with (
+        serving(by_http(answer_to_call)) as server,
+        TOOL.open(settings({"demo": {"url": f"{server.url}/mcp"}}), HERE) as tool,
+    ):
+        answered = [answers(tool, call("add"))[0] for _ in range(3)]
+    assert answered == [UNREAD, UNREAD, (Outcome.ERROR, "no such key")]
+
+
 def test_standard_error_is_bounded():
     """16 MiB of it; what is kept of it is told where the server does not start."""
     writes = "import os; [os.write(2, b'e' * 2**16) for _ in range(2**8)]; raise SystemExit('end')"
@@ -380,12 +432,16 @@ def test_line_without_an_end_ends_the_server():
     assert len(told.stdout) <= mcp_guard.LINE_BYTES and b"a line of more than" in told.stderr
 
 
-@pytest.mark.parametrize("pages", ["ever", "same"])
-def test_list_of_tools_without_an_end_is_refused(monkeypatch, pages):
+@pytest.mark.parametrize(
+    ("pages", "reason"), [("ever", "no end"), ("same", "no end"), ("many", "more than 1000 tools")]
+)
+def test_list_of_tools_without_an_end_is_refused(monkeypatch, pages, reason):
     monkeypatch.setenv("DEMO_LIST", pages)
     endless = QUICK | {"environment": ["DEMO_LIST"]}
-    reason = r"server demo .*no end"
-    with pytest.raises(ValueError, match=reason), TOOL.open(settings({"demo": endless}), HERE):
+    with (
+        pytest.raises(ValueError, match=f"server demo .*{reason}"),
+        TOOL.open(settings({"demo": endless}), HERE),
+    ):
         pass
     with TOOL.open(settings({"demo": endless | {"only": ["add"]}}), HERE) as tool:
         assert answers(tool, call("add", a=1, b=2)) == [(Outcome.OK, "3")]
