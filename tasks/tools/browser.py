@@ -34,8 +34,8 @@ from tasks.tools.schema import with_values
 from tasks.tools.web_cache import Cache
 from tasks.tools.web_client import (
     ENCODINGS,
-    Patience,
     RequestBudget,
+    WaitBudget,
     WebError,
     check_not_moved,
     exchange,
@@ -254,9 +254,9 @@ async def _condensed(reading: _Reading, model: Condenser, question: str, passage
     text = reading.cache.find(*cache_key)
     if text is None:
         attempt = partial(_ask_model, reading, model, body)
-        patience = Patience.of(reading.settings.seconds, reading.settings.retries)
+        waits = WaitBudget.of(reading.settings.seconds, reading.settings.retries)
         with reported_as(Outcome.UNAVAILABLE, of=Outcome.TIMEOUT):
-            text = await retrying(attempt, reading.settings.retries, patience)
+            text = await retrying(attempt, reading.settings.retries, waits)
         reading.cache.keep(text, *cache_key)
     return str(text)
 

@@ -26,8 +26,8 @@ from tasks.tools.contract import Opening, OpenTool, ToolKind
 from tasks.tools.web_cache import Cache
 from tasks.tools.web_client import (
     ENCODINGS,
-    Patience,
     RequestBudget,
+    WaitBudget,
     WebError,
     check_not_moved,
     exchange,
@@ -132,8 +132,8 @@ async def _answer(searching: _Searching, query: str) -> Observation:
     texts = searching.cache.find(*cache_key)
     if texts is None:
         with reported_as(Outcome.UNAVAILABLE, of=Outcome.TIMEOUT):  # whatever the query is
-            patience = Patience.of(settings.seconds, settings.retries)
-            texts = await retrying(partial(_ask, searching, query), settings.retries, patience)
+            waits = WaitBudget.of(settings.seconds, settings.retries)
+            texts = await retrying(partial(_ask, searching, query), settings.retries, waits)
         searching.cache.keep(texts, *cache_key)
     lines = _lines(texts, settings)
     if not lines:

@@ -160,24 +160,22 @@ def _retry_after(headers: httpx.Headers) -> float:
 
 
 @dataclass
-class Patience:
+class WaitBudget:
     """How many seconds one call may still wait because servers ask it to."""
 
     left: float
 
     @classmethod
-    def of(cls, seconds: float, retries: int) -> Patience:
+    def of(cls, seconds: float, retries: int) -> WaitBudget:
         """Return that of a tool: as long as all its retries of one request may take."""
         return cls(min(seconds * retries, LONGEST_WAIT))
 
 
-async def retrying(
-    attempt: Callable[[], Awaitable[Made]], retries: int, patience: Patience
-) -> Made:
+async def retrying(attempt: Callable[[], Awaitable[Made]], retries: int, waits: WaitBudget) -> Made:
     """Return the first good result of ``attempt``, with growing, random waits between attempts.
 
     Raises the last WebError after ``retries`` further attempts, or at once where a retry is of no
-    use or the server asks for a longer wait than the patience that is left.
+    use or the server asks for a longer wait than is left of ``waits``.
     """
     dice = random.Random()  # its own: a wait must not move the seeded one
     for number in range(retries + 1):
@@ -185,9 +183,9 @@ async def retrying(
             return await attempt()
         except WebError as fault:
             retry_after = fault.retry_after
-            if retry_after is None or retry_after > patience.left or number == retries:
+            if retry_after is None or retry_after > waits.left or number == retries:
                 raise
-            patience.left -= retry_after
+            waits.left -= retry_after
             backoff = FIRST_WAIT * 2**number * dice.uniform(0.5, 1.5)
         await anyio.sleep(min(max(retry_after, backoff), LONGEST_WAIT))
     raise AssertionError("the last attempt returns or raises")

@@ -22,8 +22,8 @@ from tasks.tools import web_proxy
 from tasks.tools.web_client import (
     ENCODINGS,
     NoConnectionError,
-    Patience,
     RequestBudget,
+    WaitBudget,
     WebAnswer,
     WebError,
     exchange,
@@ -84,18 +84,18 @@ class Fetcher:
     async def fetch(self, text: str) -> Page:
         """Return the page at an address. Raises WebError."""
         url = parse_url(text)
-        patience = Patience.of(self.manners.seconds, self.manners.retries)
+        waits = WaitBudget.of(self.manners.seconds, self.manners.retries)
         for _ in range(self.manners.redirects + 1):
             self.budget.spend()
-            await self._check_robots(url, patience)
-            answer = await self._get(url, self.manners.bytes, patience)
+            await self._check_robots(url, waits)
+            answer = await self._get(url, self.manners.bytes, waits)
             if answer.status not in REDIRECTS or "location" not in answer.headers:
                 return _page(url, answer)
             url = _redirected(url, answer)
         raise WebError(Outcome.UNAVAILABLE, f"more than {self.manners.redirects} redirects")
 
-    async def _get(self, url: httpx.URL, most: int, patience: Patience) -> WebAnswer:
-        return await retrying(partial(self._once, url, most), self.manners.retries, patience)
+    async def _get(self, url: httpx.URL, most: int, waits: WaitBudget) -> WebAnswer:
+        return await retrying(partial(self._once, url, most), self.manners.retries, waits)
 
     async def _once(self, url: httpx.URL, most: int) -> WebAnswer:
         """Send one request when it is this host's turn."""
@@ -144,23 +144,23 @@ class Fetcher:
             "Accept": "text/html, application/xhtml+xml, text/plain;q=0.9",
         }
 
-    async def _check_robots(self, url: httpx.URL, patience: Patience) -> None:
+    async def _check_robots(self, url: httpx.URL, waits: WaitBudget) -> None:
         """Raise WebError where the site's robots.txt forbids a page."""
         origin, host = f"{url.scheme}://{url.netloc.decode()}", self.hosts[url.raw_host.decode()]
         async with host.asking:
             if origin not in self.rules:
-                self.rules[origin] = await self._read_robots(url, patience)
+                self.rules[origin] = await self._read_robots(url, waits)
                 crawl_delay = self.rules[origin].crawl_delay(AGENT)
                 host.delay = max(host.delay, float(min(int(crawl_delay or 0), LONGEST_DELAY)))
         if not self.rules[origin].can_fetch(AGENT, str(url)):
             reason = f"robots.txt of {url.raw_host.decode()} does not allow this page"
             raise WebError(Outcome.REFUSED, reason)
 
-    async def _read_robots(self, url: httpx.URL, patience: Patience) -> RobotFileParser:
+    async def _read_robots(self, url: httpx.URL, waits: WaitBudget) -> RobotFileParser:
         """Return the rules of a site."""
         robots_url = url.copy_with(raw_path=b"/robots.txt")
         for _ in range(self.manners.redirects + 1):
-            answer = await self._get(robots_url, ROBOTS_BYTES, patience)
+            answer = await self._get(robots_url, ROBOTS_BYTES, waits)
             if answer.status not in REDIRECTS or "location" not in answer.headers:
                 break
             robots_url = _redirected(robots_url, answer)
