@@ -21,9 +21,10 @@ from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
 from flows.workers import dispatch
+from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.server import ui_address
-from flows.workers.stage import PARENT_TASK_RUN, call, explained, run_tags
+from flows.workers.stage import call, explained, run_tags
 from params.run_folders import RunFolders
 from params.schema.base import Machine
 from params.schema.recipe import Recipe

@@ -40,6 +40,7 @@ from flows.runs.dvc_command import INTERRUPTED
 from flows.tracking import comparison_report
 from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
+from flows.workers import configured_server
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
@@ -365,6 +366,7 @@ def _check_seconds(budget: Budget, variants: Iterable[Variant]) -> None:
 
 
 def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
+    configured_server.check()
     from prefect import flow
 
     from flows.workers.connection import name_process, prefect_server

@@ -40,6 +40,7 @@ from flows.runs import (
 )
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
+from flows.workers import configured_server
 from params import overrides
 from params.run_folders import RunFolders
 from params.schema.base import SOURCES
@@ -105,6 +106,7 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
     if not git.committed(f"params/{recipe}.yaml"):
         raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
     pipeline.stages(recipe)
+    configured_server.check()
 
 
 def check_machine(name: str, recipe: Recipe, stages: Collection[str] = disk.STAGES) -> None:
@@ -318,10 +320,11 @@ def _push_rest(recipe: str) -> None:
 
 
 def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
-    from flows.workers.stage import check  # with Prefect, which not every call needs
-
     stages = from_the_first_of(changed)
     try:
+        configured_server.check()
+        from flows.workers.stage import check  # with Prefect, which not every call needs
+
         check(recipe, stages)
         check_machine(recipe, recipes.load(recipe, Path("params")), stages)
     except (ValueError, RuntimeError) as error:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from flows.host import files, processes
 from flows.host.addresses import address_without_password, without_password
+from flows.host.plain_reasons import plain_reason
 from flows.tracking import outbox
 from flows.tracking.outbox import OutboxMessage
+from flows.workers import configured_server
+from flows.workers.configured_server import ANSWER, PARENT_TASK_RUN
 from flows.workers.outages import AwayError, PrefectServer, bounded, noted
 from flows.workers.prefect_patches import queue_events, survive_outages
 from flows.workers.server import HOME, STOP_TIMEOUT, own_server
@@ -25,9 +28,7 @@ if TYPE_CHECKING:
     from prefect.states import State
 
 UI_ADDRESS = HOME / "ui.address"  # locked by the `make ui` that wrote it, for as long as it runs
-ANSWER = 10.0  # seconds for one answer of a server that a run begins with; it may be loaded
 AWAY_TIMEOUT = 0.5  # seconds for what is still queued for a server that is away
-PARENT_TASK_RUN = "BEAMLINE_PARENT_TASK_RUN"  # environment variable: the stage's task in a retrain
 
 
 @contextmanager
@@ -76,12 +77,8 @@ def _configured() -> str | None:
     from prefect.settings import PREFECT_API_URL
 
     address = PREFECT_API_URL.value()
-    if address and (error := _health_error(address)):
-        failed = without_password(f"{address}, which does not answer ({error})")
-        raise RuntimeError(
-            f"PREFECT_API_URL is {failed}: start that server, or unset PREFECT_API_URL, and the "
-            "run starts a server of its own"
-        )
+    if address and (reason := _fault(address)):
+        raise RuntimeError(configured_server.refusal(address, reason))
     return address
 
 
@@ -90,7 +87,16 @@ def current_server() -> str | None:
     from prefect.settings import PREFECT_API_URL
 
     configured = PREFECT_API_URL.value()
-    return ui_server() if configured is None or _health_error(configured) else configured
+    return ui_server() if configured is None or _fault(configured) else configured
+
+
+def _fault(address: str) -> str:
+    """Return why a configured server cannot be used, and what to do; "" where it can."""
+    if reason := configured_server.fault(address):
+        return reason
+    if error := _health_error(address):
+        return f"which cannot be reached ({plain_reason(error)}): start that server"
+    return ""
 
 
 def _health_error(address: str) -> Exception | None:
@@ -131,7 +137,8 @@ def _ui_server_that_answers() -> str | None:
     address = ui_server()
     if address and (error := _health_error(address)):
         print(
-            f"the server of make ui, {address}, does not answer ({error}): the run starts its own",
+            f"the server of make ui, {address}, does not answer ({plain_reason(error)}): "
+            "the run starts its own",
             file=sys.stderr,
         )
         return None

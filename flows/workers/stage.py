@@ -27,7 +27,9 @@ from flows.host import disk, first_check, memory_shortage, requirements
 from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
-from flows.workers.connection import PARENT_TASK_RUN, name_process, prefect_server
+from flows.workers import configured_server
+from flows.workers.configured_server import PARENT_TASK_RUN
+from flows.workers.connection import name_process, prefect_server
 from flows.workers.outages import AwayError, PrefectServer
 from params.schema.recipe import algorithm_of
 from tasks import recipes
@@ -86,6 +88,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         stages = [stage for stage in disk.STAGES if stage == flow.name]
         check(recipe, stages)
         check_machine(recipe, stages)
+        configured_server.check()
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
