@@ -8,7 +8,6 @@ between calls is shared by all rollouts, and is lost when it goes.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,18 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 
 from tasks.tools.contract import Opening, OpenTool, ToolKind
-from tasks.tools.mcp_settings import McpTools, secrets_of, setting_faults, without_secrets
+from tasks.tools.mcp_settings import (
+    McpTools,
+    plain_name,
+    secrets_of,
+    setting_faults,
+    shown,
+    without_secrets,
+)
 from tasks.tools.recording import NOT_RECORDED, replayed_specs
 from tasks.tools.schema import first_fault
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
-from tasks.trees.words import safe
 
 if TYPE_CHECKING:
     from tasks.tools.mcp_connection import Connection
@@ -76,7 +81,7 @@ def _named(connections: Mapping[str, Connection]) -> dict[str, tuple[Connection,
     A name that several servers use is preceded by the server's name in each of them.
     """
     written = [
-        (server, connection, tool, re.sub(r"[^A-Za-z0-9_-]", "_", tool.name))
+        (server, connection, tool, plain_name(tool.name))
         for server, connection in connections.items()
         for tool in connection.offered.values()
     ]
@@ -96,18 +101,28 @@ def _named(connections: Mapping[str, Connection]) -> dict[str, tuple[Connection,
 def _spec(name: str, tool: Any, secrets: Mapping[str, str]) -> ToolSpec:
     """Return what the agent is told. Raises ValueError for a schema that cannot be used."""
     schema = tool.input_schema
-    description = safe(tool.description or tool.title or name)
+    description = shown(tool.description or tool.title or name, secrets)
     fault = _schema_fault(schema)
     if len(description) > DESCRIPTION:
         fault = f"its description has more than {DESCRIPTION} characters"
     if fault:
         raise ValueError(
-            f"tools.mcp: the schema of the server's tool {safe(tool.name)[:SHOWN]} cannot be used: "
-            f"{safe(fault)[:SHOWN]}: "
+            f"tools.mcp: the schema of the server's tool {name} cannot be used: "
+            f"{shown(fault, secrets)[:SHOWN]}: "
             "leave the tool out with the server's setting only"
         )
-    plain = json.loads(without_secrets(json.dumps(schema, ensure_ascii=False), secrets))
-    return ToolSpec(name, without_secrets(description, secrets), plain)
+    return ToolSpec(name, description, _part_without_secrets(schema, secrets))
+
+
+def _part_without_secrets(part: Any, secrets: Mapping[str, str]) -> Any:
+    if isinstance(part, Mapping):
+        return {
+            without_secrets(key, secrets): _part_without_secrets(value, secrets)
+            for key, value in part.items()
+        }
+    if isinstance(part, list):
+        return [_part_without_secrets(value, secrets) for value in part]
+    return without_secrets(part, secrets) if isinstance(part, str) else part
 
 
 def _schema_fault(schema: Mapping[str, Any]) -> str:
@@ -146,7 +161,7 @@ def _elsewhere(part: Any) -> Iterator[str]:
 
 def _shown(answer: Observation, characters: int, secrets: Mapping[str, str]) -> Observation:
     """Return the observation with a text that may be shown: no secret, safe, cut."""
-    text = without_secrets(safe(answer.text), secrets)
+    text = shown(answer.text, secrets)
     if len(text) <= characters:
         return Observation(answer.outcome, text)
     outcome = Outcome.OUTPUT_LIMIT if answer.outcome == Outcome.OK else answer.outcome

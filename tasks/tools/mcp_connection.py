@@ -36,10 +36,10 @@ from params.schema.addresses import is_loopback
 from tasks.chat.bounded_answers import UNPACKED, bound
 from tasks.extensions import descendants
 from tasks.tools import mcp_guard
-from tasks.tools.mcp_settings import McpServer, McpTools, secrets_of, without_secrets
+from tasks.tools.mcp_settings import McpServer, McpTools, plain_name, secrets_of, shown
 from tasks.trees.outcomes import FAILURES_TO_BLAME, Outcome
 from tasks.trees.tree import Observation
-from tasks.trees.words import safe
+from tasks.trees.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ OFFERED = 400_000  # characters of the tools that an agent is told of, at most: 
 ANSWER_BYTES = mcp_guard.LINE_BYTES  # of one message by HTTP, as of one line of a command
 TAIL = 500  # characters of what a server that did not start wrote to its standard error
 SHOWN = 500  # characters of what a server or a library says of a failure
+NAME = 128  # characters of a tool's name; chat templates and services take no more
 KIND = 40  # characters of the type of a part
 # What the server, not one of its tools, answers after it was started anew or replaced.
 _GONE = (CONNECTION_CLOSED, INVALID_REQUEST, METHOD_NOT_FOUND)
@@ -155,10 +156,17 @@ class Connection:
         except UnreachableError as error:
             raise ValueError(f"tools.mcp: server {self.name} cannot be reached: {error}") from error
         names = list(held.tools) if self.server.only is None else self.server.only
+        secrets = secrets_of([self.server])
         if missing := [tool for tool in names if tool not in held.tools]:
+            listed = ", ".join(tool[: NAME + 1] for tool in held.tools if tool)
             raise ValueError(
                 f"tools.mcp: server {self.name} has no tool {missing[0]}: it has "
-                f"{', '.join(held.tools) or 'none'}"
+                f"{printable(shown(listed, secrets))[:SHOWN] or 'none'}"
+            )
+        if faults := [fault for tool in names if (fault := _name_fault(tool, secrets))]:
+            raise ValueError(
+                f"tools.mcp: server {self.name} has a tool {faults[0]}: name the tools that the "
+                "agent gets in its setting only"
             )
         self.offered = {tool: held.tools[tool] for tool in names}
         if (characters := sum(len(_told(tool)) for tool in self.offered.values())) > OFFERED:
@@ -207,7 +215,8 @@ class Connection:
         except Exception as error:  # of the server, or an answer that the library cannot read
             if isinstance(error, MCPError) and not _is_unread(error):
                 return Observation(Outcome.ERROR, error.message)
-            logger.info("server %s, tool %s: %s", self.name, tool, error)
+            words = shown(str(error), secrets_of([self.server]))[:SHOWN]
+            logger.info("server %s, tool %s: %s", self.name, plain_name(tool), words)
             return Observation(Outcome.ERROR, f"{self.name} gave an answer that cannot be read")
 
     def _unavailable(self, reason: str) -> Observation:
@@ -216,7 +225,9 @@ class Connection:
     def _check_unchanged(self, held: _Held, tool: str) -> None:
         if held.tools.get(tool) and _told(held.tools[tool]) == _told(self.offered[tool]):
             return
-        raise ChangedError(f"{self.name} came back with another tool {tool} than before")
+        raise ChangedError(
+            f"{self.name} came back with another tool {plain_name(tool)} than before"
+        )
 
     async def _standing(self) -> _Held:
         """Return the connection; where there is none, make one that all callers wait for."""
@@ -245,8 +256,7 @@ class Connection:
                 task.cancel()
                 reason = await _reason(task, self.server.start_seconds)
                 secrets = secrets_of([self.server])
-                told = without_secrets(safe(reason)[:SHOWN] + _tail(said), secrets)
-                raise UnreachableError(told)
+                raise UnreachableError(shown(reason, secrets)[:SHOWN] + _tail(said, secrets))
         client, tools = ready.result()
         self._held = _Held(client, tools, task, closing)
         return self._held
@@ -466,11 +476,19 @@ def _is_unread(error: BaseException) -> bool:
     )
 
 
-def _tail(said: Any) -> str:
+def _tail(said: Any, secrets: Mapping[str, str]) -> str:
     """Return the end of what a server wrote to its standard error, for a message."""
     said.seek(0)
-    text = safe(said.read()).strip()[-TAIL:]
+    text = shown(said.read(), secrets).strip()[-TAIL:]
     return f"; it said: {text}" if text else ""
+
+
+def _name_fault(name: str, secrets: Mapping[str, str]) -> str:
+    if not name or len(name) > NAME:
+        return f"whose name has {len(name)} characters, not 1 to {NAME}"
+    if any(plain_name(secret) in plain_name(name) for secret in secrets):
+        return "whose name holds the value of a variable that the server was given"
+    return ""
 
 
 def _told(tool: Tool) -> str:

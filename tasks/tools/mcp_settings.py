@@ -6,7 +6,9 @@ recipe, a key or a commit; where a server repeats one, its name is shown instead
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from typing import Annotated
@@ -16,6 +18,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from params.schema.base import Frozen, Positive, PositiveFloat
 from tasks.tools.recording import replay_folder
+from tasks.trees.words import safe
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -90,11 +93,29 @@ def setting_faults(settings: McpTools, source: str) -> list[str]:
 
 
 def secrets_of(servers: Iterable[McpServer]) -> dict[str, str]:
-    """Return the values of the named variables, longest first, with what is shown instead."""
+    """Return the values of the named variables, longest first, with what is shown instead.
+
+    Each value is there as JSON writes it, too, and as it is without "Bearer" or another scheme.
+    """
     names = {variable for server in servers for variable in server.variables}
-    values = {os.environ.get(name, "").strip(): f"[{name}]" for name in sorted(names)}
-    long = [value for value in values if len(value) >= SHORTEST_SECRET]
-    return {value: values[value] for value in sorted(long, key=len, reverse=True)}
+    written = {
+        form: f"[{name}]"
+        for name in sorted(names)
+        for value in [os.environ.get(name, "").strip(), *_without_scheme(os.environ.get(name, ""))]
+        for form in (value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1])
+        if len(value) >= SHORTEST_SECRET
+    }
+    return {form: written[form] for form in sorted(written, key=len, reverse=True)}
+
+
+def _without_scheme(value: str) -> list[str]:
+    scheme, *others = value.split() or [""]
+    return others if len(others) == 1 and scheme.isalpha() else []
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a tool in the characters that a call of it may have."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
 def without_secrets(text: str, secrets: Mapping[str, str]) -> str:
@@ -102,3 +123,11 @@ def without_secrets(text: str, secrets: Mapping[str, str]) -> str:
     for secret, name in secrets.items():
         text = text.replace(secret, name)
     return text
+
+
+def shown(text: str, secrets: Mapping[str, str]) -> str:
+    """Return a text of a server that is safe to show: cut it afterwards, not before.
+
+    Secrets are replaced before and after what cannot be seen is left out, which may be in them.
+    """
+    return without_secrets(safe(without_secrets(text, secrets)), secrets)

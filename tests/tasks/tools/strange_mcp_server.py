@@ -24,6 +24,8 @@ TOOLS = {
     "slow": schema(seconds="number"),
     "stuck": schema(),
     "strange": schema(way="string"),
+    # Of this name, tests say which it is.
+    **({os.environ["DEMO_NAME"]: schema()} if "DEMO_NAME" in os.environ else {}),
 }
 if os.environ.get("DEMO_CHANGES") and Path(os.environ["DEMO_CHANGES"]).exists():
     del TOOLS["add"]
@@ -37,6 +39,9 @@ WRITTEN = {
     "resource": b'{"content": [{"type": "resource", "resource": {"uri": "a:b", "text": "held"}},'
     b' {"type": "resource_link", "uri": "a:b", "name": "n"}, {"type": "resource", "resource": 1}]}',
     "parts": b'{"content": [' + b"{}, " * 200_000 + b"{}]}",
+    "keys": json.dumps(
+        {"content": [], "structuredContent": {"k": os.environ.get("DEMO_TOKEN")}}
+    ).encode(),
     "none": b"null",
     "list": b"[]",
     "empty": b"{}",
@@ -61,9 +66,15 @@ def child():
     Path(os.environ["DEMO_CHILD"]).write_bytes(started.stdout.readline())
 
 
+def flood():
+    with writing:
+        sys.stdout.buffer.write(note * 2**10)
+        sys.stdout.flush()
+
+
 SPENT = {  # what a call does before it answers well
     "errors": lambda: [os.write(2, b"e" * 2**16) for _ in range(2**8)],  # 16 MiB
-    "flood": lambda: [os.write(1, note * 2**6) for _ in range(2**4)],
+    "flood": flood,
     "line": lambda: [os.write(1, b"x" * 2**16) for _ in range(2**9)],  # 32 MiB
     "child": child,
 }

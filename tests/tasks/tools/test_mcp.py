@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from tasks.environments import open_environment
 from tasks.environments.contract import recording
-from tasks.tools import mcp_connection, mcp_guard
+from tasks.tools import mcp_connection, mcp_guard, mcp_settings
 from tasks.tools.contract import Opening
 from tasks.tools.mcp import TOOL, _spec
-from tasks.tools.mcp_settings import McpTools
+from tasks.tools.mcp_settings import McpTools, secrets_of, shown
 from tasks.tools.recording import CALLS, REPLAYED, Origin, publish_calls
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
@@ -267,17 +267,66 @@ def test_server_that_cannot_be_used_stops_the_run(server, message):
         pass
 
 
+KEY = 'pa"ss\\w\u00f6rd-0123456789'
+
+
+def test_a_key_is_not_shown_as_json_writes_it(monkeypatch):
+    monkeypatch.setenv("DEMO_TOKEN", f"Bearer {KEY}")
+    keys = QUICK | {"environment": ["DEMO_TOKEN"]}
+    with TOOL.open(settings({"demo": keys}), HERE) as tool:
+        assert answers(tool, call("strange", way="keys")) == [(Outcome.OK, '{"k": "[DEMO_TOKEN]"}')]
+    secrets = secrets_of(settings({"demo": keys}).servers.values())
+    assert shown("\u200b".join(KEY), secrets) == "[DEMO_TOKEN]"
+    listed = Tool(
+        name="look", input_schema={"type": "object", "properties": {KEY: {"description": KEY}}}
+    )
+    told = _spec("look", listed, secrets).parameters["properties"]
+    assert told == {"[DEMO_TOKEN]": {"description": "[DEMO_TOKEN]"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("", "0 characters"), ("n" * 129, "129 characters"), ("get-s3cret/key", "holds the value")],
+)
+def test_a_name_that_cannot_be_told_is_a_fault(monkeypatch, name, fault):
+    monkeypatch.setenv("DEMO_NAME", name)
+    monkeypatch.setenv("DEMO_TOKEN", "s3cret/key")
+    server = QUICK | {"environment": ["DEMO_NAME", "DEMO_TOKEN"]}
+    monkeypatch.setattr(mcp_settings, "SHORTEST_SECRET", 10 if "/" in name else 1000)
+    with (
+        pytest.raises(ValueError, match=f"server demo has a tool whose .*{fault}") as raised,
+        TOOL.open(settings({"demo": server}), HERE),
+    ):
+        pass
+    assert name not in str(raised.value) or not name
+    with TOOL.open(settings({"demo": server | {"only": ["add"]}}), HERE):
+        pass
+
+
+def test_names_in_a_message_are_printable(monkeypatch):
+    monkeypatch.setenv("DEMO_NAME", "a\x1b[31m\u202e")
+    server = QUICK | {"environment": ["DEMO_NAME"], "only": ["subtract"]}
+    monkeypatch.setattr(mcp_settings, "SHORTEST_SECRET", 1000)
+    with (
+        pytest.raises(ValueError, match="no tool subtract") as raised,
+        TOOL.open(settings({"demo": server}), HERE),
+    ):
+        pass
+    assert str(raised.value).isprintable()
+
+
 def test_a_key_that_a_server_tells_when_it_fails_is_not_shown(monkeypatch):
     monkeypatch.setenv("DEMO_TOKEN", "s3cret-of-the-server\n")
-    tells = "import os; raise SystemExit(f'key {os.environ[\"DEMO_TOKEN\"]} expired')"
+    # The end that is shown begins within the key.
+    tells = "import os; raise SystemExit(f'key {os.environ[\"DEMO_TOKEN\"].strip()} ' + 'x' * 485)"
     server = {"command": [sys.executable, "-c", tells], "environment": ["DEMO_TOKEN"]}
-    reason = r"key \[DEMO_TOKEN\]"
+    reason = r"it said: .*\[DEMO_TOKEN\]"
     with (
         pytest.raises(ValueError, match=reason) as raised,
         TOOL.open(settings({"x": server}), HERE),
     ):
         pass
-    assert "s3cret" not in str(raised.value)
+    assert "server" not in str(raised.value).partition("it said")[2]
 
 
 @pytest.mark.parametrize(
