@@ -132,7 +132,7 @@ def _name_faults(tree: Iterable[TreeEntry]) -> Iterator[str]:
         if not name.isprintable():
             yield f"{name!r}: a name with characters that a terminal acts on"
         elif len(parts) > DEEPEST:
-            yield f"{name[:LONGEST]} lies in {len(parts) - 1} folders: at most {DEEPEST} are read"
+            yield f"{name[:SHOWN]}... lies in {len(parts) - 1} folders: at most {DEEPEST} are read"
         elif not {*parts}.isdisjoint((*GIT_NAMES, "..", ".")):
             yield f"{name}: a part of this path means something else to git or the system"
         elif entry.mode == SUBMODULE:

@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,28 +172,20 @@ def tree(commit: str, *arguments: str) -> list[str]:
     Raises ValueError for more than MOST_FILES, which are not read to their end, and RuntimeError
     where git fails.
     """
-    command = _command(("ls-tree", "-r", "-t", "-z", commit, *arguments))
-    output, count = bytearray(), 0
-    with (
-        tempfile.TemporaryFile() as said,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, env=environment()
-        ) as process,
-    ):
-        while part := process.stdout.read(2**16) if process.stdout else b"":
-            output += part
-            count += part.count(b"\0")
-            if count > MOST_FILES or len(output) > MOST_LISTED:
-                process.kill()
-                raise ValueError(
-                    f"commit {commit} has more than {MOST_FILES} files and folders, or names of "
-                    f"more than {MOST_LISTED} bytes: no run has"
-                )
-        said.seek(0)
-        if process.wait():
-            message = said.read().decode(*TEXT).strip()
-            raise RuntimeError(f"git ls-tree failed for {commit}: {message}")
-    return [entry for entry in output.decode(*TEXT).split("\0") if entry]
+    done = run_git("ls-tree", "-r", "-t", "-z", commit, *arguments, is_enough=_is_too_much)
+    if _is_too_much(done.stdout):
+        raise ValueError(
+            f"commit {commit} has more than {MOST_FILES} files and folders, or names of more than "
+            f"{MOST_LISTED} bytes: no run has"
+        )
+    if done.returncode:
+        raise RuntimeError(f"git ls-tree failed for {commit}: {done.stderr.strip()}")
+    return [entry for entry in done.stdout.split("\0") if entry]
+
+
+def _is_too_much(output: bytearray | str) -> bool:
+    nul: Any = "\0" if isinstance(output, str) else b"\0"
+    return len(output) > MOST_LISTED or output.count(nul) > MOST_FILES
 
 
 def committed(path: str, root: Path = HERE, at: str = "HEAD") -> bool:
@@ -479,20 +471,43 @@ def _do_git(*arguments: str, root: Path = HERE, settings: Mapping[str, str] | No
 
 
 def run_git(
-    *arguments: str, root: Path = HERE, settings: Mapping[str, str] | None = None
+    *arguments: str,
+    root: Path = HERE,
+    settings: Mapping[str, str] | None = None,
+    is_enough: Callable[[bytearray], bool] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run git in ``root`` with SETTINGS and further ones.
 
-    Its exit status is NOT_FOUND where there is no git.
+    Its exit status is NOT_FOUND where there is no git. It is killed once its output ``is_enough``.
     """
     command = _command(arguments, root, settings)
     try:
-        done = subprocess.run(command, capture_output=True, env=environment())
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=said, env=environment()
+            ) as process,
+        ):
+            output, status = _read(process, is_enough), process.wait()
+            said.seek(0)
+            texts = (each.decode(*TEXT) for each in (output, said.read()))
+            return subprocess.CompletedProcess(command, status, *texts)
     except FileNotFoundError:
         missing = f"git is in none of the folders of PATH, {os.environ.get('PATH', '')}"
         return subprocess.CompletedProcess(command, NOT_FOUND, "", missing)
-    texts = (output.decode(*TEXT) for output in (done.stdout, done.stderr))
-    return subprocess.CompletedProcess(command, done.returncode, *texts)
+
+
+def _read(
+    process: subprocess.Popen[bytes], is_enough: Callable[[bytearray], bool] | None
+) -> bytearray:
+    """Return what a process prints, until it ends or that ``is_enough``."""
+    output = bytearray()
+    while part := process.stdout.read(2**20) if process.stdout else b"":
+        output += part
+        if is_enough and is_enough(output):
+            process.kill()
+            break
+    return output
 
 
 def _command(
