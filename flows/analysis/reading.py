@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from flows.runs.without_run import remedy
 from params.run_folders import RunFolders
 from params.schema.recipe import names
 from tasks import recipes
@@ -33,10 +34,7 @@ def missing(recipe: str, file: Path) -> ValueError:
     if not (recipes / f"{recipe}.yaml").is_file():
         known = ", ".join(names(recipes))
         return ValueError(f"no recipe '{recipe}' in {recipes}: {known or 'name a checkout'}")
-    return ValueError(
-        f"{file} does not exist: run `make run RECIPE={recipe}` first, or restore a run with "
-        "`beamline reproduce <branch>`"
-    )
+    return ValueError(f"{file} does not exist: {remedy(recipe)}")
 
 
 def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCall:

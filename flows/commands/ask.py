@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
+from flows.runs.without_run import remedy
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from tasks import recipes
@@ -124,7 +125,7 @@ def policy_folder(name: str, policy: Path | None) -> Path:
         return policies[0]
     if policy:
         raise ValueError(f"--policy {policy} holds no policy: name a folder with a config.json")
-    raise ValueError(f"{name} has not been trained here: run `make run RECIPE={name}` first")
+    raise ValueError(f"{name} has not been trained here: {remedy(name)}")
 
 
 def task(name: str, split: str, number: int | None, seed: int) -> Question:
@@ -134,7 +135,7 @@ def task(name: str, split: str, number: int | None, seed: int) -> Question:
     """
     file = RunFolders(name).split(split)
     if not file.is_file():
-        raise ValueError(f"{file} does not exist: run `make run RECIPE={name}` first")
+        raise ValueError(f"{file} does not exist: {remedy(name)}")
     tasks = load_questions(file)
     index = random.Random(f"{seed}/ask").randrange(len(tasks)) if number is None else number
     if not 0 <= index < len(tasks):

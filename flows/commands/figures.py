@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase, exit_fast
+from flows.runs import without_run
 from flows.tracking import curve_file, paper_figures, run_figures
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
@@ -38,13 +39,14 @@ def draw(name: str) -> tuple[list[Path], list[str]]:
     Raises ValueError with the file and the remedy where no run has left its tables.
     """
     recipe, data = recipes.load(name, Path("params")), RunFolders(name).data
-    remedy = f"train first (make run RECIPE={name}), or fetch a run (beamline reproduce <branch>)"
     if lacking := [str(data / file) for file in NEEDED if not (data / file).is_file()]:
-        raise ValueError(f"{', '.join(lacking)}: no such file: {remedy}")
+        raise ValueError(f"{', '.join(lacking)}: no such file: {without_run.remedy(name)}")
     curve = curve_file.of_training(curve_file.read(RunFolders(name).curve))
     iterations = len(next(iter(curve.values()), ()))
     if not iterations:
-        raise ValueError(f"{RunFolders(name).curve} has no iteration of a training: {remedy}")
+        raise ValueError(
+            f"{RunFolders(name).curve} has no iteration of a training: {without_run.remedy(name)}"
+        )
     figures, missing = _of_curve(curve)
     makers: dict[str, Callable[[], Any]] = {
         **{key: partial(_as_it_is, figure) for key, figure in figures.items()},

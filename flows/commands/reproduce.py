@@ -169,6 +169,7 @@ def main(arguments: list[str]) -> int:
     for stage in pipeline.stages(recipe, folder):
         for path, digest in pipeline.digests(stage.name, folder).items():
             print(printable(f"{digest[:SHORT]}  {folder / path}"))
+    print("to look at it                  beamline page, figures or export, in the folder below")
     print(f"to run it again and compare    beamline reproduce {args.revision} --verify")
     print(folder)
     return 0

@@ -35,4 +35,6 @@ def test_run_whose_last_policy_was_only_validated(run, capsys):
 def test_run_without_an_iteration_is_named(run, capsys):
     run.write_text("iteration,success,validation_success\n0,,0.25\n")
     assert figures.main(["smoke"]) == 2
-    assert "curve.csv has no iteration of a training: train first" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "curve.csv has no iteration of a training: run `make run RECIPE=smoke` first" in said
+    assert "`beamline reproduce <branch>` and call this in the folder that it prints" in said
