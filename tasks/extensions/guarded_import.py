@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,23 @@ class UnfinishedImportError(ValueError):
     """An import takes too long or ends its process."""
 
 
-def import_file(file: Path, seconds: float = START_SECONDS) -> Any:
+def import_file(file: Path, contents: str, seconds: float = START_SECONDS) -> Any:
     """Return the module of a user's file, whose path starts at a folder of imports.
 
-    Raises UnfinishedImportError where an import takes longer than ``seconds`` or ends its
-    process; and what the import raises.
+    ``contents``: a digest of what it may import. Raises UnfinishedImportError where an import takes
+    longer than ``seconds`` or ends its process; and what the import raises.
     """
     name = ".".join(file.with_suffix("").parts)
     if name in sys.modules:
         return sys.modules[name]
+    _try_import(file, name, contents, seconds)
+    with contained():
+        return importlib.import_module(name)
+
+
+@cache
+def _try_import(file: Path, name: str, contents: str, seconds: float) -> None:
+    """Import a module in a guarded process, once for the same contents."""
     with open_pool(IMPORTER, {}, 1, seconds) as pool:
         (reply,) = pool.ask([(0, "", [name])])
     if reply.failure == TIMEOUT:
@@ -51,8 +59,6 @@ def import_file(file: Path, seconds: float = START_SECONDS) -> Any:
         raise UnfinishedImportError(
             f"{file}: {reply.message} when the file was imported: correct the file"
         )
-    with contained():
-        return importlib.import_module(name)
 
 
 def import_only(name: str) -> None:

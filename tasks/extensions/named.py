@@ -88,7 +88,8 @@ def _imported(file: Path) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return guarded_import.import_file(file)
+        sources = sorted(path for path in OWN.rglob("*.py") if path.is_file())
+        return guarded_import.import_file(file, _digest(sources))
     except guarded_import.UnfinishedImportError:
         raise
     except BaseException as error:
