@@ -80,6 +80,7 @@ class Fetcher:
     proxied: Mapping[str, httpx.AsyncClient] = field(default_factory=dict)  # by scheme
     hosts: defaultdict[str, _Host] = field(default_factory=lambda: defaultdict(_Host))
     rules: dict[str, RobotFileParser] = field(default_factory=dict)
+    unread: dict[str, WebError] = field(default_factory=dict)  # why there are no rules of a site
 
     async def fetch(self, text: str) -> Page:
         """Return the page at an address. Raises WebError."""
@@ -147,9 +148,16 @@ class Fetcher:
     async def _check_robots(self, url: httpx.URL, waits: WaitBudget) -> None:
         """Raise WebError where the site's robots.txt forbids a page."""
         origin, host = f"{url.scheme}://{url.netloc.decode()}", self.hosts[url.raw_host.decode()]
+        before = self.unread.get(origin)
         async with host.asking:
+            if (fault := self.unread.get(origin)) is not before and fault:
+                raise WebError(fault.outcome, fault.reason)  # of a call that this one waited for
             if origin not in self.rules:
-                self.rules[origin] = await self._read_robots(url, waits)
+                try:
+                    self.rules[origin] = await self._read_robots(url, waits)
+                except WebError as error:
+                    self.unread[origin] = error
+                    raise
                 crawl_delay = self.rules[origin].crawl_delay(AGENT)
                 host.delay = max(host.delay, float(min(int(crawl_delay or 0), LONGEST_DELAY)))
         if not self.rules[origin].can_fetch(AGENT, str(url)):

@@ -114,6 +114,10 @@ def test_robots_are_obeyed():
     with serving(lambda path, body: Reply(status=503) if "robots" in path else NOTE) as s:
         assert visit(s, f"{s.url}/town")[0].outcome == Outcome.NO_PAGE
         assert set(s.paths) == {"/robots.txt"}
+        asked = len(s.paths)
+        seen = visit(s, *(f"{s.url}/{number}" for number in range(5)))
+        assert {o.outcome for o in seen} == {Outcome.NO_PAGE}
+        assert len(s.paths) == 2 * asked  # calls that wait for it do not ask again, one by one
 
 
 @pytest.mark.parametrize(
