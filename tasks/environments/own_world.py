@@ -127,9 +127,10 @@ def _specs(world: Any, where: str, settings: Frozen) -> Sequence[ToolSpec]:
     """Return the tools of a world: a list, or a function of the settings, or of nothing."""
     held = getattr(world, "tools", None) or [FREE_TEXT]
     try:
-        if callable(held):
-            held = held(settings) if _takes(held, 1) else held()
-        return [_spec(entry) for entry in held]
+        with user_code_worker.ending_forks():
+            if callable(held):
+                held = held(settings) if _takes(held, 1) else held()
+            return [_spec(entry) for entry in held]
     except Exception as error:
         raise ValueError(
             f"{where}: tools is no list of ToolSpec, or of mappings with name, description and "
@@ -149,7 +150,8 @@ def _tasks(
     if method is None:
         return _numbered(world, split, count, seed)
     try:
-        tasks = list(method(settings, split, count, seed))
+        with user_code_worker.ending_forks():
+            tasks = list(method(settings, split, count, seed))
     except Exception as error:
         raise ValueError(f"{where}: tasks failed: {user_code_worker.describe(error)}") from error
     for task in tasks:

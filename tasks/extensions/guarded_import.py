@@ -41,7 +41,7 @@ def import_file(file: Path, contents: str, seconds: float = START_SECONDS) -> An
     if name in sys.modules:
         return sys.modules[name]
     _try_import(file, name, contents, seconds)
-    with contained():
+    with contained(), user_code_worker.ending_forks():
         return importlib.import_module(name)
 
 
@@ -69,21 +69,16 @@ def import_only(name: str) -> None:
 @contextmanager
 def contained() -> Iterator[None]:
     """Undo what an import changes in this process, and have what it starts end with it."""
-    ours, folder, before = os.getpid(), Path.cwd(), set(descendants.descendants())
+    folder, before = Path.cwd(), set(descendants.descendants())
     main_thread = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in SIGNALS} if main_thread else {}
     owner, daemon = os.environ.get(descendants.OWNER), threading.current_thread().daemon
     os.environ.update(descendants.owned({}))  # the doctor finds what outlives a killed command
     # Threads inherit it. One that is no daemon would keep the command from ending.
     threading.current_thread()._daemonic = True  # type: ignore[attr-defined]
-    error: BaseException | None = None
     try:
         yield
-    except BaseException as raised:
-        error = raised
-        raise
     finally:
-        user_code_worker.leave_if_forked(ours, error)
         threading.current_thread()._daemonic = daemon  # type: ignore[attr-defined]
         os.environ.pop(descendants.OWNER, None)
         os.environ.update({descendants.OWNER: owner} if owner else {})

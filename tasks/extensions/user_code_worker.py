@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,6 +133,18 @@ def leave_if_forked(ours: int, error: BaseException | None = None) -> None:
         sys.stdout.flush()
     finally:
         os._exit(int(status or 0) & 0xFF)
+
+
+@contextlib.contextmanager
+def ending_forks() -> Iterator[None]:
+    """End at the block's end a process that was forked in it, or it would do all that follows."""
+    ours = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        leave_if_forked(ours, error)
+        raise
+    leave_if_forked(ours)
 
 
 def answer(target: Any, method: str, arguments: list[Any], limit: int, number: int) -> bytes:

@@ -14,6 +14,7 @@ from pydantic import create_model
 from params.schema.prepare import Expert, Questions
 from params.schema.reading import validate
 from tasks.extensions import named
+from tasks.extensions.user_code_worker import ending_forks
 from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, Write
 from tasks.questions.experts import Dropped, Trace
 from tasks.questions.faults import Fault
@@ -142,7 +143,8 @@ def _written(
     Raises ValueError with the user's file for an error in it, and for what is no response.
     """
     try:
-        given = list(expert.write(list(lesson.questions), tools))
+        with ending_forks():
+            given = list(expert.write(list(lesson.questions), tools))
     except Exception as error:
         raise ValueError(f"{name} raises {type(error).__name__}: {error}: correct it") from error
     traces, dropped = [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tasks.extensions.user_code_worker import describe, well_formed
+from tasks.extensions.user_code_worker import describe, ending_forks, well_formed
 from tasks.tools.contract import OpenTool
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome, UnavailableError
 from tasks.trees.tree import Call, Observation
@@ -24,7 +24,8 @@ def guarded(tool: OpenTool) -> OpenTool:
 
 def _run(tool: OpenTool, calls: Sequence[Call]) -> list[Observation]:
     try:
-        results = list(tool.run(calls))
+        with ending_forks():
+            results = list(tool.run(calls))
         if len(results) != len(calls):
             raise ValueError(f"{len(results)} results for {len(calls)} calls")
     except Exception as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.extensions import user_code_worker
 from tasks.ledger import keys
 from tests.waiting import wait_until
 
@@ -77,6 +78,15 @@ def test_import_changes_nothing_here(command, lines):
 def test_import_that_does_not_return_is_refused(command, lines, reason):
     printed = command(lines, 0.3 if "sleep" in lines else 60)
     assert printed.startswith(f"refused: own/mine.py{reason}")
+
+
+def test_fork_in_a_function_does_nothing_of_what_follows():
+    """Such as an expert's, that runs within the command."""
+    with pytest.raises(SystemExit, match="ours"), user_code_worker.ending_forks():
+        if (child := os.fork()) == 0:
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        sys.exit("ours")
 
 
 def test_no_process_of_an_import_outlives_the_command(command, tmp_path):
