@@ -15,6 +15,13 @@ MEANINGS: dict[type[BaseException], str] = {
     ConnectionResetError: "it closes the connection",
     TimeoutError: "it does not answer in time",
 }
+# what a library says of an answer -> the same in short
+ANSWERS = {
+    re.compile(r"too many (\d+) error responses"): r"it answers with the status \1",
+    re.compile(r"failed with error code (\d+) != 200"): r"it answers with the status \1",
+    re.compile("response body was not in a valid JSON format"): "its answers are no JSON",
+}
+LONGEST = 300  # characters: one line in a terminal, or three
 ADVERTISED = re.compile(r"\s*For more information check: \S+")  # of httpx
 NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
@@ -28,8 +35,12 @@ def plain_reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         name = f": {error.filename}" if isinstance(error.filename, str) else ""
         return without_password(f"{NUMBER.sub('', error.strerror)}{name}")
+    for pattern, meaning in ANSWERS.items():
+        if matched := pattern.search(str(error)):
+            return matched.expand(meaning)
     lines = ADVERTISED.sub("", str(error)).strip().splitlines()
-    return without_password(NUMBER.sub("", lines[0])) if lines else "it gives no reason"
+    line = without_password(NUMBER.sub("", lines[0])) if lines else "it gives no reason"
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} …"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.host import processes
 from flows.host.addresses import address_without_password, without_password
+from flows.host.plain_reasons import plain_reason
 from flows.tracking import outbox
 from flows.tracking.mlflow_writes import WRITERS, can_retry, has_run, open_run
 from flows.tracking.outbox import OutboxMessage, RunOutbox
@@ -234,7 +235,7 @@ class Run:
                 "run '%s': the tracking store %s cannot be written (%s); messages are queued in %s",
                 self.name,
                 self._description["uri"],
-                without_password(str(error)),
+                plain_reason(error),
                 _relative(outbox.root()),
             )
         self._unreachable = True

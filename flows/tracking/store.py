@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from flows.host import empty_databases, processes
 from flows.host.addresses import address_without_password, without_password
+from flows.host.plain_reasons import plain_reason
 from params.schema.addresses import is_loopback
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ def _reading() -> Iterator[MlflowClient | None]:
 
         if not isinstance(error, MlflowException | OSError | sqlite3.Error):
             raise
-        line = str(error).strip().partition("\n")[0]
-        message = f"the store {store_uri()} cannot be read ({line})"
+        message = f"the store {store_uri()} cannot be read ({plain_reason(error)})"
         raise ConnectionError(without_password(message)) from error
 
 
