@@ -7,6 +7,7 @@ The next call with the same purpose continues in an unfinished worktree that nob
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -39,9 +40,22 @@ def held(stem: str, purpose: Mapping[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock of ``path`` during the block: one process makes the worktree there."""
-    with files.locked(path.with_name(f"{path.name}.lock")):
-        yield
+    """Hold the lock of ``path`` during the block: one process makes the worktree there.
+
+    The file of the lock is removed with it.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_there(file):  # its holder, who was waited for, has removed it
+                continue
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
 
 
 def is_ready(worktree: Path) -> bool:
@@ -106,10 +120,13 @@ def _unfinished(purpose: Mapping[str, Any]) -> IO[str] | None:
 
 def _lock(record: IO[str]) -> bool:
     """Lock a record; False where another process holds it or has removed it meanwhile."""
+    return files.lock(record) and _is_there(record)
+
+
+def _is_there(file: IO[str]) -> bool:
+    """Return whether the name of an open file is still its own."""
     try:
-        return files.lock(record) and os.path.samestat(
-            os.fstat(record.fileno()), Path(record.name).stat()
-        )
+        return os.path.samestat(os.fstat(file.fileno()), Path(file.name).stat())
     except FileNotFoundError:
         return False
 

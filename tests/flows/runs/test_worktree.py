@@ -3,8 +3,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from flows.host import files
 from flows.runs import worktree
@@ -17,6 +20,27 @@ def leave_unfinished(purpose):
     with worktree.held("toy", purpose) as place:
         place.mkdir(exist_ok=True)
     return place
+
+
+def test_one_at_a_time_leaves_no_lock(tmp_path):
+    path, inside, most = tmp_path / "restored/toy", [], []
+
+    def hold():
+        with worktree.one_at_a_time(path):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.005)
+            inside.pop()
+
+    threads = [threading.Thread(target=hold) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+    with pytest.raises(ValueError, match="refused"), worktree.one_at_a_time(path):
+        raise ValueError("refused")
+    assert not list(path.parent.iterdir())
 
 
 def test_unfinished_worktree_is_for_its_purpose_alone(project):
