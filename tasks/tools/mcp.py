@@ -142,6 +142,8 @@ def _schema_fault(schema: Mapping[str, Any]) -> str:
         return error.message
     except RecursionError:
         return "its parts are nested too deeply, or refer to themselves without an end"
+    except TimeoutError as error:
+        return str(error)
     except Exception as error:  # of a library, for what it did not expect in a schema
         return f"it is no JSON schema: {error}"
     return ""

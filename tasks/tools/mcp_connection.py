@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ PARTS = 1000  # of a result; each is checked while all servers wait
 LISTED = 8 * 2**20  # characters of a whole list, at most
 OFFERED = 400_000  # characters of the tools that an agent is told of, at most: 100,000 tokens
 ANSWER_BYTES = mcp_guard.LINE_BYTES  # of one message by HTTP, as of one line of a command
+# Messages that a server may send within FLOOD_SECONDS: each takes a tenth of a millisecond of the
+# thread that all servers share.
+MESSAGES = 10_000
+FLOOD_SECONDS = 10.0
+RESUME_PAUSE = 1.0  # seconds before an answer that broke off is asked for again, as mcp's own
 TAIL = 500  # characters of what a server that did not start wrote to its standard error
 SHOWN = 500  # characters of what a server or a library says of a failure
 NAME = 128  # characters of a tool's name; chat templates and services take no more
@@ -295,6 +301,7 @@ async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any
             timeout=limits,
             trust_env=not is_loopback(server.url),
             follow_redirects=False,  # headers may hold a key
+            event_hooks={"request": [_before_request]},
         )
         await stack.enter_async_context(bound(http, ANSWER_BYTES))
         return _readable(streamable_http_client(server.url, http_client=http))
@@ -310,6 +317,17 @@ async def _transport(server: McpServer, said: Any, stack: AsyncExitStack) -> Any
     )
 
 
+async def _before_request(request: httpx2.Request) -> None:
+    """Keep a server from making this one spin: by a stream beside the calls, or by resumptions.
+
+    Nothing that comes by such a stream is used. Raises RequestError.
+    """
+    if request.method == "GET":
+        if "last-event-id" not in request.headers:
+            raise httpx2.RequestError("a stream beside the calls is not read")
+        await asyncio.sleep(RESUME_PAUSE)
+
+
 @asynccontextmanager
 async def _readable(transport: Any) -> AsyncIterator[Any]:
     """Open a transport whose messages hold only parts of results that the library can read."""
@@ -318,10 +336,14 @@ async def _readable(transport: Any) -> AsyncIterator[Any]:
 
 
 class ReadableParts:
-    """A stream of a server's messages, in whose results other parts are named in a text."""
+    """A stream of a server's messages, in whose results other parts are named in a text.
+
+    It ends with UnusableError where the server sends too many.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._count, self._since = 0, time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -341,11 +363,19 @@ class ReadableParts:
 
     async def __anext__(self) -> Any:
         """Return the next message."""
-        return with_readable_parts(await self._stream.__anext__())
+        return with_readable_parts(self._counted(await self._stream.__anext__()))
 
     async def receive(self) -> Any:
         """Return the next message."""
-        return with_readable_parts(await self._stream.receive())
+        return with_readable_parts(self._counted(await self._stream.receive()))
+
+    def _counted(self, item: Any) -> Any:
+        if time.monotonic() - self._since > FLOOD_SECONDS:
+            self._count, self._since = 0, time.monotonic()
+        self._count += 1
+        if self._count > MESSAGES:
+            raise UnusableError(f"it sent more than {MESSAGES} messages in {FLOOD_SECONDS:g} s")
+        return item
 
 
 def with_readable_parts(item: Any) -> Any:
@@ -419,12 +449,13 @@ async def _sent(held: _Held, tool: str, values: dict[str, Any]) -> CallToolResul
     try:
         await asyncio.wait({answer, held.task}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done() or answer.cancelled():
-            raise UnreachableError("it went away")
+            raise UnreachableError(_why_ended(held.task) or "it went away")
         return answer.result()
     except MCPError as error:
         if error.code in _GONE or error.message == _HTTP_ERROR:
             held.closing.set()
-            raise UnreachableError(error.message) from error
+            await asyncio.wait({held.task}, timeout=PATIENCE)  # as the next attempt would
+            raise UnreachableError(_why_ended(held.task) or error.message) from error
         raise
     finally:
         answer.cancel()
@@ -451,11 +482,22 @@ async def _end(held: _Held) -> None:
         held.task.exception()  # of a server that went away: it is known
 
 
-async def _reason(task: asyncio.Task[None], seconds: float) -> str:
-    await asyncio.wait({task}, timeout=GOODBYE)
+def _why_ended(task: asyncio.Task[None]) -> str:
+    error = _cause(task)
+    return str(error) if isinstance(error, UnusableError) else ""
+
+
+def _cause(task: asyncio.Task[None]) -> BaseException | None:
+    """Return the exception that ended a task, the first of a group."""
     error = task.exception() if task.done() and not task.cancelled() else None
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+async def _reason(task: asyncio.Task[None], seconds: float) -> str:
+    await asyncio.wait({task}, timeout=GOODBYE)
+    error = _cause(task)
     if error is None:
         return f"no answer within {seconds:g} s"
     if isinstance(error, UnusableError):

@@ -436,7 +436,7 @@ def by_http(answer_to_call):
             },
             "tools/list": {"tools": [{"name": "add", "inputSchema": {"type": "object"}}]},
         }
-        head = {"Content-Type": "application/json"}
+        head = {"Content-Type": "application/json", "Mcp-Session-Id": "s"}
         if asked.get("method") == "tools/call":
             return Reply(answer_to_call(asked["id"]), headers=head)
         if asked.get("method") in results:
@@ -462,6 +462,15 @@ def test_words_of_the_library_are_not_shown():
     ):
         answered = [answers(tool, call("add"))[0] for _ in range(3)]
     assert answered == [UNREAD, UNREAD, (Outcome.ERROR, "no such key")]
+    assert all(body for _, _, body in server.asked)  # no stream beside the calls is asked for
+
+
+def test_a_server_that_sends_without_an_end_is_ended(monkeypatch):
+    monkeypatch.setattr(mcp_connection, "MESSAGES", 500)
+    with TOOL.open(settings({"demo": QUICK}, seconds=5.0, attempts=2), HERE) as tool:
+        ended = (Outcome.KILLED, "demo ended: it sent more than 500 messages in 10 s")
+        assert answers(tool, call("strange", way="flood")) == [ended]
+        assert answers(tool, call("strange", way="fine")) == [(Outcome.OK, "fine")]
 
 
 def test_standard_error_is_bounded():
