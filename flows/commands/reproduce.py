@@ -17,6 +17,7 @@ compared.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from pathlib import Path
 
@@ -51,14 +52,44 @@ def restore(commit: str, recipe: str) -> Path:
     would reach out of its worktree.
     """
     commit_check.check(commit, recipe)
+    _check_run(commit, recipe)
     folder = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
     with worktree.one_at_a_time(folder):
         if not worktree.is_ready(folder):
             git.add_worktree(folder, commit)
             worktree.set_ready(folder)
         transfer.share(folder)
-        transfer.restore_run(recipe, folder)
+        try:
+            transfer.restore_run(recipe, folder)
+        except (ValueError, RuntimeError) as error:
+            raise type(error)(f"commit {commit} is not restored: {error}") from None
     return folder
+
+
+def _check_run(commit: str, recipe: str) -> None:
+    """Raise ValueError for a commit that has no run of a recipe."""
+    recipes = git.recipes_at(commit)
+    if not git.committed("dvc.yaml", at=commit):
+        raise ValueError(f"commit {commit} is no run: it has no dvc.yaml")
+    if recipe not in recipes:
+        others = f"it has runs of {', '.join(recipes)}: choose one" if recipes else "it has none"
+        raise ValueError(
+            f"commit {commit} has no stage for the recipe '{recipe}' in its dvc.lock: {others}"
+        )
+
+
+def changed_since(recipe: str, folder: Path) -> list[str]:
+    """Return what git keeps of a run and is not what its dvc.lock says: changed after the run."""
+    kept = set(git.tracked(folder))
+    return [
+        f"{path} of the commit is not what its run has made: it has the digest {actual[:SHORT]}, "
+        f"and {digest[:SHORT]} in dvc.lock"
+        for stage in pipeline.stages(recipe, folder)
+        for path, digest in pipeline.digests(stage.name, folder).items()
+        if path in kept and (folder / path).is_file()
+        for actual in [hashlib.md5((folder / path).read_bytes()).hexdigest()]
+        if actual != digest
+    ]
 
 
 def verify(commit: str, recipe: str, replay: bool = False) -> StageDifference | None:
@@ -172,7 +203,10 @@ def main(arguments: list[str]) -> int:
     print("to look at it                  beamline page, figures or export, in the folder below")
     print(f"to run it again and compare    beamline reproduce {args.revision} --verify")
     print(folder)
-    return 0
+    changed = changed_since(recipe, folder)
+    for line in changed:
+        print(f"reproduce: {printable(line)}", file=sys.stderr)
+    return 1 if changed else 0
 
 
 def table_of(commit: str, recipe: str) -> str:

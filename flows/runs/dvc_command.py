@@ -414,8 +414,8 @@ def _newest_run(runs: Any, stage: Any) -> Any:
     return next(filter(None, (_run(runs, key, path.name) for path in newest)), None)
 
 
-def dvc_quietly(root: Path, *arguments: str) -> int:
-    """Run a DVC command at ``root`` without output; return its exit status."""
+def dvc_quietly(root: Path, *arguments: str) -> str | None:
+    """Run a DVC command at ``root`` without output; return why it failed, or None if it did not."""
     command = [
         sys.executable,
         "-m",
@@ -425,7 +425,9 @@ def dvc_quietly(root: Path, *arguments: str) -> int:
         *arguments,
     ]
     environment = os.environ | {PARENT: str(os.getpid())}
-    return subprocess.run(command, env=environment, capture_output=True).returncode
+    done = subprocess.run(command, env=environment, capture_output=True)
+    said = " ".join(done.stderr.decode(errors="replace").removeprefix("ERROR: ").split())
+    return without_password(said) or f"exit status {done.returncode}" if done.returncode else None
 
 
 def _holds(entry: Mapping[str, Any], written: float) -> bool:

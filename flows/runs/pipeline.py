@@ -64,11 +64,13 @@ def _ordered(recipe: str, repository: Any) -> list[Any]:
     import networkx
     from dvc.repo.graph import build_graph
 
-    dvc_stages = repository.stage.load_glob(PIPELINE, f"*@{recipe}")
+    file = Path(repository.root_dir, PIPELINE)  # DVC would take that of the current folder
+    dvc_stages = repository.stage.load_glob(str(file), f"*@{recipe}")
     if not dvc_stages:
+        here = file.parent == Path.cwd()
         raise ValueError(
-            f"dvc.yaml has no stage for the recipe '{recipe}': add it to the list 'recipes' at the "
-            "top of the file"
+            f"{PIPELINE if here else file} has no stage for the recipe '{recipe}': add it to the "
+            "list 'recipes' at the top of the file"
         )
     # DVC's edges run from a stage to its inputs; names decide between possible orders
     graph = build_graph(dvc_stages).reverse()

@@ -14,6 +14,8 @@ from flows.runs.dvc_command import DIGEST, HERE, dvc_quietly, modified, open_rep
 from flows.runs.pipeline import belongings, is_done, locked, stages
 from params.schema.champion import Champion
 
+NOT_IN_CACHE = "Checkout failed for following targets"  # what DVC says of missing files alone
+
 # ---------------------------------------------------------------- other checkouts
 
 
@@ -170,10 +172,20 @@ def _provide_champion(champion: Champion, restored: Path) -> None:
 def restore_run(recipe: str, worktree: Path) -> None:
     """Restore the outs of a recipe's stages in dvc.lock in a worktree, from cache or remote.
 
-    With a remote, DVC's run-cache is pulled too. Raises RuntimeError where something is in neither.
+    With a remote, DVC's run-cache is pulled too. Raises RuntimeError where something is in neither,
+    where DVC cannot restore it for another reason, and where dvc.lock lacks a stage.
     """
-    targets = ["--with-deps", *(stage.name for stage in stages(recipe, worktree))]
-    if dvc_quietly(worktree, "checkout", "--force", *targets):
+    names, entries = [stage.name for stage in stages(recipe, worktree)], locked(worktree)
+    if lacking := [name for name in names if name not in entries]:
+        raise RuntimeError(
+            f"{worktree / 'dvc.lock'} has no {', '.join(lacking)}: the run of {recipe} has not "
+            "ended, or is not committed with it"
+        )
+    targets = ["--with-deps", *names]
+    reason = dvc_quietly(worktree, "checkout", "--force", *targets)
+    if reason and NOT_IN_CACHE not in reason:
+        raise RuntimeError(f"DVC cannot restore {recipe} in {worktree}: {reason}")
+    if reason:
         _pull_run(worktree, "--run-cache", "--force", *targets)
 
 

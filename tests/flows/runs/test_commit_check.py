@@ -136,6 +136,10 @@ def listing(path):
     return change
 
 
+def remove(name):
+    return lambda folder, outside: (folder / name).unlink()
+
+
 def submodule(folder, outside):
     toy.run(folder, "git", "update-index", "--add", "--cacheinfo", f"160000,{'a' * 40},docs/sub")
     (folder / "docs/sub").mkdir(parents=True)
@@ -328,8 +332,9 @@ def test_an_ordinary_commit_is_restored_with_this_checkouts_settings(places, aut
     file("reports/toy/table.md", "a\x1b]0;title\x07\u009b31mb\u202ec\n")(folder, outside)
     commit = fetched(project, folder)
     before = snapshot(outside)
-    assert reproduce.main(["theirs"]) == 0
-    text = capfd.readouterr().out
+    assert reproduce.main(["theirs"]) == 1, "the table is not what the run has made"
+    text, faults = capfd.readouterr()
+    assert faults.startswith("reproduce: reports/toy/table.md of the commit is not what its run")
     place = Path(text.splitlines()[-1])
     assert (place / "data/toy/first").read_text() == "first\n"
     assert (place / "docs/plots.md").is_symlink()
@@ -340,6 +345,44 @@ def test_an_ordinary_commit_is_restored_with_this_checkouts_settings(places, aut
     assert snapshot(outside) == before
     git.remove_worktree(place)
     assert commit.startswith(place.name.removeprefix("toy-"))
+
+
+def no_stages(folder, outside):
+    edit("dvc.yaml", lambda content, _: content.update(stages={}))(folder, outside)
+
+
+NOT_RESTORED = {
+    # exit status, what is said, and what the author has made
+    "no lock": (2, "no stage for the recipe 'toy' in its dvc.lock", remove("dvc.lock")),
+    "no pipeline": (2, "is no run: it has no dvc.yaml", remove("dvc.yaml")),
+    "no such recipe": (
+        2,
+        "'nosuch' in its dvc.lock: it has runs of",
+        message("x\n\nRecipe: nosuch"),
+    ),
+    "no stages": (2, "dvc.yaml has no stage for the recipe 'toy'", no_stages),
+    "half a run": (
+        1,
+        "has no later@toy: the run of toy has not ended",
+        edit("dvc.lock", lambda lock, _: lock["stages"].pop("later@toy")),
+    ),
+    "size as text": (2, "validation failed", locked(size="x")),
+    "key of nobody": (1, "extra keys not allowed", dvc_file("cmd: x\nouts: []\n")),
+    "digest of nothing": (1, "no default remote to pull it from", locked(md5="ab" * 16)),
+}
+
+
+@pytest.mark.parametrize("case", NOT_RESTORED)
+def test_what_is_not_restored_is_said_with_the_cause_and_the_commit(places, author, capfd, case):
+    folder, outside = author
+    status, said, change = NOT_RESTORED[case]
+    commit = fetched(places[0], folder, change(folder, outside) or MESSAGE)
+    assert reproduce.main(["theirs"]) == status
+    text = capfd.readouterr().err
+    assert said in text
+    assert f"commit {commit}" in text
+    assert ("no default remote" in text) == (case == "digest of nothing")
+    assert text.count("\n") == 1, "one line"
 
 
 def test_a_worker_refuses_it_too(places, author):
