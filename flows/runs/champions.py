@@ -126,7 +126,11 @@ def promote(recipe: str, commit: str, *, back: bool = False) -> str:
     RegistryError, and ValueError for a commit without a verdict or a policy.
     """
     commit = git.resolve(commit)
-    verdict = json.loads(git.content(commit, f"reports/{recipe}/verdict.json"))
+    file = f"reports/{recipe}/verdict.json"
+    try:
+        verdict = json.loads(git.content(commit, file))
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError(f"{file} of commit {commit} is no JSON, as a run writes") from None
     if not verdict["promote"]:
         return f"not promoted: {verdict['reason']}"
     digests = git.digests_at(commit, recipe)

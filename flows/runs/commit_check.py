@@ -76,8 +76,8 @@ def check(commit: str, recipe: str) -> None:
         more = f"\n  and {len(faults) - LISTED} more" if len(faults) > LISTED else ""
         raise ValueError(
             f"commit {commit} is refused, and nothing of it was written: it would reach out of its "
-            "worktree, or is larger than a run. Ask who made it; a commit on top of it without the "
-            "following can be used\n" + "\n".join(shown) + more
+            "worktree, or is too large or damaged. Ask who made it; a commit on top of it without "
+            "the following can be used\n" + "\n".join(shown) + more
         )
 
 
