@@ -170,6 +170,12 @@ def test_commit_that_is_no_run_is_named(project):
     commit = git("rev-parse", "HEAD")
     with pytest.raises(ValueError, match=f"commit {commit} has no reports/toy/verdict.json"):
         champions.promote("toy", commit)
+    Path("reports/toy").mkdir(parents=True, exist_ok=True)
+    Path("reports/toy/verdict.json").write_text("[" * 200_000)
+    git("add", "--force", "reports")
+    git("commit", "--quiet", "--message", "a verdict that nests")
+    with pytest.raises(ValueError, match=r"verdict.json of commit \w+ is no JSON"):
+        champions.promote("toy", git("rev-parse", "HEAD"))
 
 
 # ---------------------------------------------------------------- an unreachable registry
