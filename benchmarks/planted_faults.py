@@ -17,7 +17,6 @@ import csv
 import importlib
 import os
 import re
-import select
 import shutil
 import signal
 import sys
@@ -37,6 +36,7 @@ from typing import NoReturn
 import yaml
 
 from flows.runs import git
+from tasks.extensions.waiting import is_readable
 
 PROGRAM = Path(__file__).parents[1]  # the checkout that this file is in
 FAULTS = Path("tests/faults.yaml")
@@ -160,7 +160,7 @@ def run(folder: Path, *arguments: str, seconds: float) -> tuple[int | None, str]
         be_pytest(folder, output, [*PYTEST, "--basetemp", str(temporary_folder), *arguments])
     descriptor = os.pidfd_open(process)
     try:
-        ended, _, _ = select.select([descriptor], [], [], seconds)
+        ended = is_readable(descriptor, seconds)
     finally:
         os.close(descriptor)
         with suppress(ProcessLookupError):

@@ -8,7 +8,6 @@ import ctypes
 import importlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.host.parents import PR_SET_PDEATHSIG
+from tasks.extensions.waiting import is_readable
 from tests.checkout import warm_parent
 
 ROOT = Path(__file__).parents[1]
@@ -52,14 +52,14 @@ class Fork:
 
     def poll(self):
         """Return None while it runs. Its exit status is not known."""
-        return 0 if select.select([self.descriptor], [], [], 0)[0] else None
+        return 0 if is_readable(self.descriptor) else None
 
     def send_signal(self, number):
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.descriptor, number)
 
     def wait(self):
-        select.select([self.descriptor], [], [])
+        is_readable(self.descriptor, seconds=None)
 
 
 def serve(module):

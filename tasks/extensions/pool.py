@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 
 from tasks.extensions import descendants, user_code_worker
 from tasks.extensions.user_code_worker import DIED, TIMEOUT
+from tasks.extensions.waiting import is_readable
 
 REPLY_BYTES = 2**20  # most of a reply
 START_SECONDS = 120.0  # to import the code, on a busy machine
@@ -240,9 +240,7 @@ def _read(channel: socket.socket, count: int, deadline: float) -> bytes:
 
 def _has_ended(held: _GuardedWorker) -> bool:
     """Return whether an idle process has closed its channel: it says nothing by itself."""
-    poll = select.poll()
-    poll.register(held.channel, select.POLLIN)
-    return bool(poll.poll(0))
+    return is_readable(held.channel)
 
 
 def _let_go(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
+from tasks.extensions.waiting import is_readable
 from tasks.scorers import complexity, maths_worker, notation, ranges
 from tasks.scorers.contract import Scorer, ScorerKind
 from tasks.scorers.maths_worker import TIMEOUT
@@ -105,7 +105,7 @@ class Verifier:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps([answer, gold]).encode() + b"\n")
         process.stdin.flush()
-        if not select.select([process.stdout], [], [], self.wall_seconds)[0]:
+        if not is_readable(process.stdout, self.wall_seconds):
             raise TimeoutError("the mathematics verifier did not answer")
         reply = process.stdout.readline().decode().strip()
         if not reply:

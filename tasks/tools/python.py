@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import queue
-import select
 import shutil
 import socket
 import struct
@@ -27,6 +26,7 @@ from params.schema.base import (
     Positive,
     PositiveFloat,
 )
+from tasks.extensions.waiting import is_readable
 from tasks.tools import control_group, sandbox
 from tasks.tools.contract import Opening, OpenTool, ToolKind, text_spec, text_tool
 from tasks.tools.python_worker import MEBIBYTE
@@ -194,9 +194,7 @@ def _call_or_replace(
 
 def _has_ended(worker: _SandboxWorker) -> bool:
     """Return whether an idle worker has closed its channel: it says nothing by itself."""
-    poll = select.poll()
-    poll.register(worker.channel, select.POLLIN)
-    return bool(poll.poll(0))
+    return is_readable(worker.channel)
 
 
 def _run_code(worker: _SandboxWorker, code: str, seconds: float) -> Observation:

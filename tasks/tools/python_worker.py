@@ -846,7 +846,9 @@ def answer(family: "Family", keeper: int, code: int, reader: int, end: int) -> b
         return False
     killed_before = killed_for_memory(family.config["events"])
     ready = os.read(end, len(READY)) == READY
-    if not ready or select.select([end], [], [], 0)[0]:
+    over = select.poll()  # select.select refuses descriptors from 1024 on
+    over.register(end, select.POLLIN)
+    if not ready or over.poll(0):
         raise EOFError(f"a keeper has ended before its call: {os.read(reader, 65536)!r}")
     with contextlib.suppress(BrokenPipeError), open(code, "wb") as file:
         file.write(payload)
