@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.engines.contract import Sample, SamplingRequest
+from tasks.engines.transformers.drawing import Drawing, Turns
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
-from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
@@ -129,29 +129,14 @@ class RaggedCache:
 class RaggedSession:
     """The rows of one batch of dialogues. See ``tasks.engines.Session``."""
 
-    def __init__(
-        self,
-        network: Network,
-        spare: SpareMemory,
-        pieces: Sequence[str],
-        end: int,
-        paths: int,
-        context: int,
-        temperature: float,
-        top_p: float,
-        stop: Sequence[str],
-    ) -> None:
-        """``pieces`` are the texts of the vocabulary's tokens, ``end`` is the end token."""
-        self.network, self.spare, self.pieces, self.end = network, spare, pieces, end
-        self.temperature, self.top_p, self.stop = temperature, top_p, stop
+    def __init__(self, network: Network, spare: SpareMemory, drawing: Drawing, paths: int) -> None:
+        """Make room for ``paths`` paths; ``spare`` may have the memory."""
+        self.network, self.spare, self.drawing = network, spare, drawing
         self.device = network.like.device
         with torch.inference_mode():  # a mode of the thread: each call of a session enters it
-            self.cache = RaggedCache(network, paths, context, spare)
-        self.context = context
+            self.cache = RaggedCache(network, paths, drawing.context, spare)
         self.rows = Rows(paths)
         self.cached: dict[int, NDArray[np.int32]] = {}  # path -> its tokens in the cache
-        last = {text[-1] for text in stop}
-        self.may_stop = np.array([bool(last & set(piece)) for piece in self.pieces])
 
     def open(self) -> int:
         handle = self.rows.open()
@@ -175,9 +160,7 @@ class RaggedSession:
     def sample(self, requests: Sequence[SamplingRequest]) -> list[Sample]:
         if not requests:
             return []
-        longest = max(len(request.tokens) + request.max_tokens for request in requests)
-        if longest > self.context:
-            raise ValueError(f"a turn may reach {longest} tokens, the session has {self.context}")
+        self.drawing.check(requests)
         row_of, logits = self._feed_all(requests)
         return self._decode(requests, row_of, logits)
 
@@ -213,7 +196,9 @@ class RaggedSession:
         pending = [len(all_of) - cached for all_of, cached in zip(tokens, known, strict=True)]
         if len(tokens) * max(pending) <= FEED_TOKENS:
             return self._feed(slice(0, len(tokens)), tokens, known)  # a view: nothing is copied
-        logits = torch.empty(len(tokens), len(self.pieces), device=self.device, dtype=torch.float32)
+        logits = torch.empty(
+            len(tokens), len(self.drawing.pieces), device=self.device, dtype=torch.float32
+        )
         order = sorted(range(len(tokens)), key=lambda row: pending[row])
         for batch in _chunks(order, [pending[row] for row in order]):
             some = [tokens[row] for row in batch], [known[row] for row in batch]
@@ -239,7 +224,7 @@ class RaggedSession:
         self.cache.rows = (
             rows if isinstance(rows, slice) else torch.tensor(rows, device=self.device)
         )
-        self.cache.positions = positions.clamp(max=self.context - 1)
+        self.cache.positions = positions.clamp(max=self.drawing.context - 1)
         return self.logits(padded.to(self.device), lengths - 1, int(ends.max()))
 
     def logits(self, tokens: Tensor, last: Tensor, visible: int) -> Tensor:
@@ -257,43 +242,26 @@ class RaggedSession:
 
         ``row_of`` [requests] changes while paths that share a row part.
         """
-        count, steps = len(requests), max(request.max_tokens for request in requests)
-        noise = torch.from_numpy(_noise(requests, steps)).to(self.device)  # [requests, steps]
-        tokens = np.zeros((count, steps), np.int32)
-        scores = torch.zeros(2, steps, count, device=self.device)  # logprobs, entropies
-        length, stopped = np.zeros(count, np.int64), [""] * count
+        turns = Turns(self.drawing, requests, self.device)
         starts = np.array([len(request.tokens) for request in requests])
         live = np.argsort(row_of, kind="stable")  # requests that sample, by their rows
-        for step in range(steps):
-            of = torch.from_numpy(live).to(self.device)
-            rows = torch.from_numpy(row_of[live]).to(self.device)
-            drawn, logprob, entropy = draw(
-                logits, noise[of, step], self.temperature, self.top_p, rows
-            )
-            scores[0, step, of], scores[1, step, of] = logprob, entropy
-            tokens[live, step] = drawn.cpu().numpy()
-            length[live] += 1
-            done = self._stops(requests, tokens, live, step, stopped)
+        while True:
+            step = turns.step
+            done = turns.draw(live, logits, row_of[live])
             for request in live[done]:
-                self._remember(requests[request], tokens[request, :step])
+                self._remember(requests[request], turns.tokens[request, :step])
             live = np.delete(live, done)
             if not len(live):
-                break
-            live = self._part(requests, live, row_of, tokens[:, step], starts + step)
+                return turns.samples()
+            drawn = turns.tokens[:, step]
+            live = self._part(requests, live, row_of, drawn, starts + step)
             first = np.flatnonzero(np.diff(row_of[live], prepend=-1))  # one request of each row
-            new = torch.from_numpy(tokens[live[first], step].astype(np.int64)).to(self.device)
+            new = torch.from_numpy(drawn[live[first]].astype(np.int64)).to(self.device)
             positions = starts[live[first]] + step
             self.cache.rows = slice(0, len(first))
             self.cache.positions = torch.from_numpy(positions[:, None]).to(self.device)
             only = torch.zeros_like(new)
             logits = self.logits(new[:, None], only, int(positions.max()) + 1)
-        logprobs, entropies = scores.cpu().numpy()
-        return [
-            Sample(
-                tokens[i, :n].copy(), logprobs[:n, i].copy(), entropies[:n, i].copy(), stopped[i]
-            )
-            for i, n in enumerate(length)
-        ]
 
     def _part(
         self,
@@ -308,9 +276,9 @@ class RaggedSession:
         ``drawn`` [requests] are the new tokens, ``known`` [requests] the tokens before them. Writes
         the new rows into ``row_of``; returns the live requests in the order of their rows.
         """
-        key = row_of[live] * len(self.pieces) + drawn[live]
+        key = row_of[live] * len(self.drawing.pieces) + drawn[live]
         branches, of = np.unique(key, return_inverse=True)
-        sources = branches // len(self.pieces)
+        sources = branches // len(self.drawing.pieces)
         if (sources == np.arange(len(sources))).all():  # no row before the last has ended or parted
             return live
         groups = [live[of == branch] for branch in range(len(branches))]
@@ -324,83 +292,10 @@ class RaggedSession:
             row_of[group] = row
         return live[np.argsort(row_of[live], kind="stable")]
 
-    def _stops(
-        self,
-        requests: Sequence[SamplingRequest],
-        tokens: NDArray[np.int32],
-        live: NDArray[np.int64],
-        step: int,
-        stopped: list[str],
-    ) -> list[int]:
-        """Return the rows that end at this step; write why into ``stopped`` of their requests."""
-        drawn = tokens[live, step]
-        limits = np.array([requests[i].max_tokens for i in live])
-        suspects = np.flatnonzero(self.may_stop[drawn] | (drawn == self.end) | (step + 1 >= limits))
-        for row in suspects:
-            request = live[row]
-            # a character is at most 4 tokens, its bytes: so many tokens hold any stop string
-            window = 4 * max(map(len, self.stop), default=0)
-            text = "".join(
-                self.pieces[t] for t in tokens[request, max(0, step - window) : step + 1]
-            )
-            if drawn[row] == self.end:
-                stopped[request] = StopReason.END
-            elif any(stop in text for stop in self.stop):
-                stopped[request] = StopReason.STOP
-            elif step + 1 >= limits[row]:
-                stopped[request] = StopReason.LENGTH
-        return [int(row) for row in suspects if stopped[live[row]]]
-
     def _remember(self, request: SamplingRequest, fed: NDArray[np.int32]) -> None:
         """Note what is cached of a path that has stopped: all but its last token, never fed."""
         self.cached[request.handle] = np.concatenate([request.tokens, fed])
         self.rows.length[request.handle] = len(self.cached[request.handle])
-
-
-def draw(
-    logits: Tensor, noise: Tensor, temperature: float, top_p: float, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw tokens by inverting the cumulative distributions of their rows.
-
-    logits [R, vocabulary]; noise [D] uniform in [0, 1), one a draw; rows [D], ascending: where each
-    is drawn from. Returns tokens, log-probabilities (nats, at the temperature, before top-p) and
-    entropies of that distribution, divided by ln|V|; all [D].
-    """
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    probabilities = logprobs.exp()
-    entropies = -(probabilities * logprobs).sum(-1) / math.log(logits.shape[-1])
-    masses = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
-    cumulative = masses.cumsum(-1)
-    columns = _places_in_rows(rows)
-    targets = noise.new_zeros(len(logits), int(columns.max()) + 1)  # [R, most draws of a row]
-    targets[rows, columns] = noise
-    tokens = torch.searchsorted(cumulative, targets * cumulative[:, -1:], right=True)[rows, columns]
-    if bool((tokens == masses.shape[-1]).any()):
-        # rounding has put a target at the very end: take the last token that has any probability
-        last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1)
-        tokens = torch.minimum(tokens, last[rows])
-    return tokens, logprobs[rows, tokens], entropies.clamp(0, 1)[rows]
-
-
-def _places_in_rows(rows: Tensor) -> Tensor:
-    """Return 0, 1, ... for the draws of each row; ``rows`` [D] are ascending. [D]"""
-    return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-
-
-def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Set to 0 all but the smallest set of tokens of mass ``top_p`` (arXiv 1904.09751)."""
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return probabilities.masked_fill(outside.gather(-1, index.argsort(-1)), 0.0)
-
-
-def _noise(requests: Sequence[SamplingRequest], steps: int) -> NDArray[np.float32]:
-    """Return uniform numbers [requests, steps], each row from a stream of its request's seed."""
-    rows = [
-        np.random.Generator(np.random.Philox(key=request.seed)).random(steps, np.float32)
-        for request in requests
-    ]
-    return np.stack(rows)
 
 
 def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
+from tasks.engines.transformers.drawing import Drawing
 from tasks.engines.transformers.sampling_worker import (
     POOL,
     WorkerPool,
@@ -41,6 +42,13 @@ class TransformersEngine:
         """Return the text of each token of the vocabulary."""
         return marks.token_texts(self.tokenizer, self.model.config.vocab_size)
 
+    def drawing(
+        self, context: int, temperature: float, top_p: float, stop: Sequence[str]
+    ) -> Drawing:
+        """Return how a session of this policy draws its turns."""
+        end = self.tokenizer.eos_token_id
+        return Drawing(self.pieces(), end, context, temperature, top_p, stop)
+
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine, and for a small policy ones that sample in worker processes."""
         other: Engine = WorkerEngine(self) if decodes(self.model) else self
@@ -60,13 +68,8 @@ class TransformersEngine:
         opened = RaggedSession(
             network(decoder(self.model, context)) if small else library(self.model),
             self.spare,
-            self.pieces(),
-            self.tokenizer.eos_token_id,
+            self.drawing(context, temperature, top_p, stop),
             paths,
-            context,
-            temperature,
-            top_p,
-            stop,
         )
         try:
             yield opened
@@ -104,17 +107,8 @@ class WorkerEngine:
         engine = self.engine
         check_room(engine.model.config, context)
         _check_layers(engine.model.config, context)
-        with worker_session(
-            self.pool,
-            decoder(engine.model, context),
-            engine.pieces(),
-            engine.tokenizer.eos_token_id,
-            paths,
-            context,
-            temperature,
-            top_p,
-            stop,
-        ) as opened:
+        drawing = engine.drawing(context, temperature, top_p, stop)
+        with worker_session(self.pool, decoder(engine.model, context), drawing, paths) as opened:
             yield opened
 
     def release(self) -> None:

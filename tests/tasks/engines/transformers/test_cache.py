@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tasks.engines.transformers.cache import draw, nucleus
+from tasks.engines.transformers.drawing import draw, nucleus
 
 ONE = torch.tensor([0])
 
