@@ -142,6 +142,28 @@ class SpoilingServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Spoiler)
         self.right, self.way, self.left, self.times = right, way, way.after, way.times
         self.ended, self.lock = threading.Event(), threading.Lock()
+        self.connected: set[socket.socket] = set()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Take a connection, which ``server_close`` ends."""
+        connection, address = super().get_request()
+        with self.lock:
+            self.connected.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self.lock:
+            self.connected.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """End the connections, too: their threads would wait for the next call."""
+        super().server_close()
+        with self.lock:
+            for connection in self.connected:
+                with suppress(OSError):  # it has ended already
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, *_: Any) -> None:
         """Say nothing where a connection breaks."""
