@@ -16,15 +16,14 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from tasks.extensions import guarded_import, named
-here = os.getcwd()
+here, handler = os.getcwd(), signal.getsignal(signal.SIGINT)
 guarded_import.import_file.__defaults__ = (float(sys.argv[1]),)
 try:
     held = named.find("tools", "own/mine.py:tool").held
 except ValueError as error:
     print("refused:", error)
 else:
-    handler = signal.getsignal(signal.SIGINT)
-    untouched = os.getcwd() == here and handler == signal.default_int_handler
+    untouched = (os.getcwd(), signal.getsignal(signal.SIGINT)) == (here, handler)
     print(held(), untouched, "BEAMLINE_OWNER" in os.environ)
 """
 
