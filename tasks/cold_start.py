@@ -23,7 +23,7 @@ from tasks.learning.progress import Advance, no_advance
 from tasks.ledger import artifacts, substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import Ledger, SubStep
-from tasks.policy import checkpoint, lean_transformers
+from tasks.policy import checkpoint, lean_transformers, token_ids
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.load_model import load_policy, load_tokenizer, save_model
 from tasks.policy.machine import PRECISION, use_machine
@@ -101,6 +101,7 @@ def _alone(step: SubStep, inputs: ColdStartInputs, advance: Advance) -> list[Poi
     tokenizer = load_tokenizer(inputs.policy.path)
     checkpoints = step.ledger.scratch(step)
     model = load_policy(inputs.policy.path, machine)
+    token_ids.imitation_loss(model)
     arguments = _arguments(settings, machine, checkpoints, step.seed)
     _, of_optimizer = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
     with lean_transformers.no_tensor_is_sharded():

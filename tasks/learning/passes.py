@@ -28,7 +28,7 @@ from tasks.learning.packing import (
     to_nodes,
 )
 from tasks.learning.shares import Batch
-from tasks.policy import sharding, world
+from tasks.policy import sharding, token_ids, world
 from tasks.policy.logits import head_of
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
@@ -56,18 +56,19 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities [P] of tokens, and with ``entropy`` entropies [P] over ln|V|.
 
-    ``states_PH`` are hidden states, ``targets_P`` the tokens. At most ``LOGITS_AT_ONCE`` logits
-    exist at one time; where that takes several parts, each is computed again in the backward pass
-    instead of being kept. So memory grows with the sum of tokens and vocabulary, not with their
-    product.
+    V are the ids that have a token, ``states_PH`` hidden states, ``targets_P`` the tokens. At most
+    ``LOGITS_AT_ONCE`` logits exist at one time; where that takes several parts, each is computed
+    again in the backward pass instead of being kept. So memory grows with the sum of tokens and
+    vocabulary, not with their product.
     """
     head = head_of(model)
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // vocabulary)
+    rows = model.get_output_embeddings().weight.shape[0]
+    vocabulary = token_ids.of(model).count if entropy else 0
+    part = max(1, LOGITS_AT_ONCE[states_PH.device.type] // rows)
     if len(targets_P) <= part:
-        return _logprobs(head, states_PH, targets_P, temperature, entropy)
+        return _logprobs(head, states_PH, targets_P, temperature, vocabulary)
     parts = [
-        checkpoint(_logprobs, head, some, target, temperature, entropy, use_reentrant=False)
+        checkpoint(_logprobs, head, some, target, temperature, vocabulary, use_reentrant=False)
         for some, target in zip(states_PH.split(part), targets_P.split(part), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
@@ -75,15 +76,18 @@ def token_logprobs(
 
 
 def _logprobs(
-    head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, entropy: bool
+    head: Any, states_PH: Tensor, targets_P: Tensor, temperature: float, vocabulary: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Return log-probabilities [P] and, if wanted, entropies [P] of one part."""
+    """Return log-probabilities [P] and entropies [P], over ln of a vocabulary, of one part.
+
+    ``vocabulary``: how many ids can be drawn; 0: no entropies are wanted.
+    """
     logits = head(states_PH).float() / temperature
     logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
-    if not entropy:
+    if not vocabulary:
         return logprobs, None
     every = torch.log_softmax(logits, dim=-1)
-    return logprobs, -(every.exp() * every).sum(-1) / math.log(logits.shape[-1])
+    return logprobs, -(every.exp() * every).sum(-1) / math.log(vocabulary)
 
 
 def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Machine) -> Tensor:

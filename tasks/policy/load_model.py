@@ -18,7 +18,7 @@ import torch
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy import adapter, gguf_file
+from tasks.policy import adapter, gguf_file, token_ids
 from tasks.policy.device import check_device
 from tasks.policy.lean_transformers import no_tensor_is_sharded, transformers
 
@@ -30,6 +30,7 @@ tokenization_auto = transformers.models.auto.tokenization_auto
 # at once (reinforce.ahead) fail.
 LOADING = threading.Lock()
 META = torch.device("meta")
+TOKENIZER = "tokenizer.json"  # in a policy's folder
 
 
 def load_tokenizer(folder: str | Path) -> transformers.PreTrainedTokenizerFast:
@@ -75,15 +76,16 @@ def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
     """Load a causal language model from a folder or a hub name, in float32, on the recipe's device.
 
-    From the folder of an adapter, load its base with the adapter; only the adapter can learn.
+    From the folder of an adapter, load its base with the adapter; only the adapter can learn. Where
+    the folder has a tokenizer, the model knows which of its rows have a token (``token_ids``).
     Raises OSError where nothing is found, or no safetensors, and ValueError where only code of the
     policy's own can load it, or torch cannot compute on the device.
     """
-    if base := adapter.base_of(Path(folder)):
-        return adapter.load(
-            _load(transformers.AutoModelForCausalLM, base, machine, None), Path(folder)
-        )
-    return _load(transformers.AutoModelForCausalLM, folder, machine, revision)
+    base = adapter.base_of(Path(folder))
+    model = _load(transformers.AutoModelForCausalLM, base or folder, machine, revision)
+    if Path(folder, TOKENIZER).is_file():
+        token_ids.note(model, load_tokenizer(folder))
+    return adapter.load(model, Path(folder)) if base else model
 
 
 def load_backbone(folder: Path, machine: Machine) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tasks.policy import token_ids
+
 
 class GivenStates:
     """Stands for the layers of a model, and returns states in place of computing them."""
@@ -47,7 +49,11 @@ class GivenOutput:
 
 
 def head_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Return the function from hidden states [P, H] to logits [P, vocabulary] of a policy."""
+    """Return the function from hidden states [P, H] to logits [P, V] of a policy.
+
+    V: the ids up to the last one that has a token (``token_ids``); a hole is never likely.
+    """
+    ids = token_ids.of(model)
 
     def logits(states_PH: Tensor) -> Tensor:
         # The same weights and settings in another object: threads that compute at once each have
@@ -56,6 +62,6 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
         given = GivenStates(model.base_model, states_PH[None])
         shell.__dict__ = {**model.__dict__, model.base_model_prefix: given}
         result: Tensor = type(model).forward(shell).logits[0]
-        return result
+        return ids.only(result)
 
     return logits

@@ -196,9 +196,8 @@ class RaggedSession:
         pending = [len(all_of) - cached for all_of, cached in zip(tokens, known, strict=True)]
         if len(tokens) * max(pending) <= FEED_TOKENS:
             return self._feed(slice(0, len(tokens)), tokens, known)  # a view: nothing is copied
-        logits = torch.empty(
-            len(tokens), len(self.drawing.pieces), device=self.device, dtype=torch.float32
-        )
+        width = self.drawing.ids.end
+        logits = torch.empty(len(tokens), width, device=self.device, dtype=torch.float32)
         order = sorted(range(len(tokens)), key=lambda row: pending[row])
         for batch in _chunks(order, [pending[row] for row in order]):
             some = [tokens[row] for row in batch], [known[row] for row in batch]

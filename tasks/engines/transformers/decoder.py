@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 
 from tasks.engines.transformers.cache import Network, RaggedCache
+from tasks.policy import token_ids
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 LARGEST = 50_000_000  # weights of a policy; they are copied once a session
@@ -43,7 +44,7 @@ class Decoder:
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
-    head: Tensor  # [hidden, vocabulary]
+    head: Tensor  # [hidden, ids up to the last that has a token]
     epsilon: float
     heads: int
     key_value_heads: int
@@ -81,7 +82,7 @@ def decoder(model: Any, context: int) -> Decoder:
         embedding=weight,
         layers=[_layer(layer, size) for layer in base.layers],
         norm=base.norm.weight,
-        head=_transposed(model.get_output_embeddings().weight),
+        head=_transposed(model.get_output_embeddings().weight[: token_ids.of(model).end]),
         epsilon=config.rms_norm_eps,
         heads=config.num_attention_heads,
         key_value_heads=config.num_key_value_heads,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.engines.contract import Sample, SamplingRequest
+from tasks.policy.token_ids import TokenIds
 from tasks.trees.outcomes import StopReason
 
 
@@ -21,6 +22,7 @@ class Drawing:
     """What decides the turns of a session beside their logits and seeds."""
 
     pieces: Sequence[str]  # texts of the vocabulary's tokens
+    ids: TokenIds  # those that have a token: no other one is drawn
     end: int  # the end token
     context: int  # tokens of a path, at most
     temperature: float
@@ -58,13 +60,18 @@ class Turns:
     def draw(self, live: NDArray[np.int64], logits: Tensor, rows: NDArray[np.int64]) -> list[int]:
         """Draw a token of each turn in ``live`` [D]; return the places there of those that end.
 
-        logits [R, vocabulary]; rows [D], ascending: where each is drawn from.
+        logits [R, rows of the head]; rows [D], ascending: where each is drawn from.
         """
         of, step, device = torch.from_numpy(live).to(logits.device), self.step, logits.device
         where = torch.from_numpy(rows).to(device)
         drawing = self.drawing
         drawn, logprob, entropy = draw(
-            logits, self.noise[of, step], drawing.temperature, drawing.top_p, where
+            drawing.ids.only(logits),
+            self.noise[of, step],
+            drawing.temperature,
+            drawing.top_p,
+            where,
+            drawing.ids.count,
         )
         self.scores[0, step, of], self.scores[1, step, of] = logprob, entropy
         self.tokens[live, step] = drawn.cpu().numpy()
@@ -107,17 +114,23 @@ class Turns:
 
 
 def draw(
-    logits: Tensor, noise: Tensor, temperature: float, top_p: float, rows: Tensor
+    logits: Tensor,
+    noise: Tensor,
+    temperature: float,
+    top_p: float,
+    rows: Tensor,
+    vocabulary: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw tokens by inverting the cumulative distributions of their rows.
 
     logits [R, vocabulary]; noise [D] uniform in [0, 1), one a draw; rows [D], ascending: where each
     is drawn from. Returns tokens, log-probabilities (nats, at the temperature, before top-p) and
-    entropies of that distribution, divided by ln|V|; all [D].
+    entropies of that distribution, divided by ln|V|; all [D]. ``vocabulary`` is |V|, where some
+    logits are of no token.
     """
     logprobs = torch.log_softmax(logits / temperature, dim=-1)
     probabilities = logprobs.exp()
-    entropies = -(probabilities * logprobs).sum(-1) / math.log(logits.shape[-1])
+    entropies = -(probabilities * logprobs).sum(-1) / math.log(vocabulary or logits.shape[-1])
     masses = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
     cumulative = masses.cumsum(-1)
     columns = _places_in_rows(rows)

@@ -20,7 +20,7 @@ from tasks.engines.transformers.sampling_worker import (
     WorkerSession,
     worker_session,
 )
-from tasks.policy import layer_kinds
+from tasks.policy import layer_kinds, token_ids
 from tasks.policy.attention_terms import capped_attention, in_window, refuse
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import head_of
@@ -47,7 +47,8 @@ class TransformersEngine:
     ) -> Drawing:
         """Return how a session of this policy draws its turns."""
         end = self.tokenizer.eos_token_id
-        return Drawing(self.pieces(), end, context, temperature, top_p, stop)
+        ids = token_ids.of(self.model)
+        return Drawing(self.pieces(), ids, end, context, temperature, top_p, stop)
 
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine, and for a small policy ones that sample in worker processes."""
