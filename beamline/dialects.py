@@ -5,6 +5,7 @@ from params.schema.base import Frozen
 from tasks.dialects.contract import Dialect, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.tags import TagsDialect
 from tasks.dialects.written_turns import in_tags
+from tasks.trees.clock import template_clock
 from tasks.trees.markers import encode, markers, quote
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Message, Observation, Question, ToolSpec
@@ -29,4 +30,5 @@ __all__ = [
     "in_tags",
     "markers",
     "quote",
+    "template_clock",
 ]

@@ -22,6 +22,7 @@ import yaml
 
 LARGEST = 2**17  # bytes of a file
 DEEPEST = 32  # mappings and lists inside one another
+DAY = re.compile(r"\d{4}-\d\d-\d\d|\d{4}-\d\d?-\d\d?(?:[Tt]|[ \t]+)\d\d?:.*")  # no text to DVC
 SHOWN = 60  # characters of a value in a message
 
 
@@ -104,7 +105,7 @@ def parse(text: str, where: str) -> Any:
 def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
     """Return the values of a YAML text, and its faults; no values where there are faults."""
     events = list(_events(text))
-    if faults := [*_references(events), *_colons(events)]:
+    if faults := [*_references(events), *_colons(events), *_days(events)]:
         return None, tuple(faults)
     loader = OfEvents(events)
     node = loader.get_single_node()
@@ -175,6 +176,14 @@ def _colons(events: Sequence[yaml.Event]) -> Iterator[str]:
         elif isinstance(event, yaml.ScalarEvent) and any(brackets) and _has_colon(event):
             line = event.start_mark.line + 1 if event.start_mark else "?"
             yield f", line {line}: {event.value} stands in brackets: write it in quotes"
+
+
+def _days(events: Sequence[yaml.Event]) -> Iterator[str]:
+    """Yield a fault for each unquoted day, which DVC reads as a date and then cannot write."""
+    for event in events:
+        if isinstance(event, yaml.ScalarEvent) and not event.style and DAY.fullmatch(event.value):
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            yield f", line {line}: {event.value} is a date to DVC: write it in quotes"
 
 
 def _has_colon(event: yaml.ScalarEvent) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
+    Strict,
     model_serializer,
     model_validator,
 )
@@ -19,10 +22,24 @@ Address = Annotated[str, Field(pattern="^https?://")]
 Sections = dict[str, SerializeAsAny[Frozen]]  # name -> settings
 
 
+def _day_of(written: Any) -> Any:
+    """Return the day that a text such as 2026-01-31 names; anything else as it is."""
+    if not isinstance(written, str):
+        return written
+    try:
+        return datetime.datetime.strptime(written, "%Y-%m-%d").date()
+    except ValueError:
+        raise ValueError(f'{written!r} is no day: write one as in "2026-01-31"') from None
+
+
+Day = Annotated[datetime.date, BeforeValidator(_day_of), Strict()]
+
+
 class Dialogue(Frozen):
     """The section ``dialogue``: the agent's system message and the limits of a trajectory."""
 
     system: str  # system message; "": none
+    date: Day = datetime.date(2026, 1, 1)  # what the clock of a chat template shows, at midnight
     turn_tokens: Positive  # most sampled tokens per turn
     result_tokens: Positive  # most tokens of one tool result; a longer one is cut
     # most tokens after the prompt, sampled and observed; prompts of single steps do not count

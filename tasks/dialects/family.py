@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
-from tasks.trees.markers import BREAK
+from tasks.trees.clock import formatted, template_clock
+from tasks.trees.markers import BREAK, FIRST_DAY, OTHER_DAY
 
 AUTO = "auto"
 DEFAULT = "default"  # renders each turn anew by the chat template
 HARMONY = "gpt-oss"  # its library fetches a vocabulary of its own when it is first used
+# How the library writes a date in its settings; without one, a family may ask the machine.
+DATES = {"conversation_start_date": "%Y-%m-%d", "date_string": "%d %b %Y"}
 # What vLLM calls the parser of a family's tool calls, and that of its thoughts.
 TOOL_CALL_PARSERS = {
     "qwen3": "hermes",
@@ -71,14 +75,14 @@ PROBES: list[tuple[list[dict[str, Any]], list[Any] | None]] = [
 
 
 class QuotingTokenizer:
-    """A tokenizer that encodes text on both sides of ``BREAK`` separately.
+    """A tokenizer that encodes text on both sides of ``BREAK`` separately, and has the day ``day``.
 
     A renderer writes control tokens by their ids and encodes everything else as text, in which
     quoted marks are split (tasks/trees/markers.py).
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, day: date) -> None:
+        self.tokenizer, self.day = tokenizer, day
         self.name_or_path = tokenizer.name_or_path
         self.unk_token_id, self.eos_token_id = tokenizer.unk_token_id, tokenizer.eos_token_id
 
@@ -96,7 +100,8 @@ class QuotingTokenizer:
     def apply_chat_template(
         self, messages: Any, *, tokenize: bool = True, return_dict: bool = False, **options: Any
     ) -> Any:
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        given = template_clock(self.day) | options
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **given)
         return self.encode(text) if tokenize else text
 
     def __getattr__(self, name: str) -> Any:
@@ -157,16 +162,20 @@ def faults(name: str, options: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def open_renderer(name: str, options: Mapping[str, Any], tokenizer: Any) -> tuple[str, Any]:
+def open_renderer(
+    name: str, options: Mapping[str, Any], tokenizer: Any, day: date
+) -> tuple[str, Any]:
     """Return the name of a family, and the library's renderer of it for this tokenizer.
+
+    ``day``: what clocks show.
 
     Raises ValueError where no family fits the chat template, or the tokenizer lacks control tokens
     of the family.
     """
-    quoting = QuotingTokenizer(tokenizer)
+    quoting = QuotingTokenizer(tokenizer, day)
     if (name := canonical(name)) != AUTO:
         try:
-            return name, _create(quoting, config(name, options))
+            return name, _create(quoting, _dated(name, options, quoting))
         except (AssertionError, OSError, RuntimeError) as error:
             raise ValueError(
                 f"dialect.native.renderer {name} does not fit the policy's tokenizer: {error}; "
@@ -187,6 +196,25 @@ def _create(tokenizer: Any, settings: Any) -> Any:
     return create_renderer(tokenizer, settings)
 
 
+def _dated(name: str, options: Mapping[str, Any], tokenizer: QuotingTokenizer) -> Any:
+    """Return a family's settings with the tokenizer's day, where the chat template has a clock.
+
+    A template may have a fixed date instead, which then is the library's own.
+    """
+    fields = DATES.keys() & type(config(name, {})).model_fields.keys()
+    if not fields or not (name == HARMONY or _has_clock(tokenizer.tokenizer)):
+        return config(name, options)
+    return config(name, {key: formatted(tokenizer.day, DATES[key]) for key in fields} | options)
+
+
+def _has_clock(tokenizer: Any) -> bool:
+    """Return whether a chat template shows the day."""
+    days = (QuotingTokenizer(tokenizer, day) for day in (FIRST_DAY, OTHER_DAY))
+    with suppress(Exception):  # a template raises what it likes
+        return len({each.apply_chat_template(_ASKED, tokenize=False) for each in days}) > 1
+    return False
+
+
 def _fitting(tokenizer: QuotingTokenizer, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the families whose rendering of all probes has the text of the chat template's."""
     from renderers.base import MODEL_RENDERER_MAP
@@ -198,15 +226,16 @@ def _fitting(tokenizer: QuotingTokenizer, options: Mapping[str, Any]) -> Iterato
         equal = bool(known)
         with suppress(Exception):  # the library asserts that a family's tokens are there
             # without options, with which the library may write more than the template does
-            plain = config(name, {})
+            plain = _dated(name, {}, tokenizer)
             equal = equal or _equal(tokenizer, _create(tokenizer, plain), plain)
         if equal:
-            yield name, _create(tokenizer, config(name, options))
+            yield name, _create(tokenizer, _dated(name, options, tokenizer))
 
 
 def _equal(tokenizer: QuotingTokenizer, renderer: Any, settings: Any) -> bool:
     fields = {name: getattr(settings, name) for name in settings.template_field_names()}
-    given = {name: value for name, value in fields.items() if value is not None}
+    known = {name: value for name, value in fields.items() if name not in DATES}
+    given = {name: value for name, value in known.items() if value is not None}
     compared = 0
     for messages, tools in PROBES:
         try:

@@ -476,7 +476,9 @@ def open_native(
     Raises ValueError where no family fits the policy's tokenizer and its chat template, or where
     the prompt lacks a part.
     """
-    name, renderer = family.open_renderer(settings.renderer, settings.options, tokenizer)
+    name, renderer = family.open_renderer(
+        settings.renderer, settings.options, tokenizer, dialogue.date
+    )
     dialect = NativeDialect(name, renderer, tokenizer, dialogue, specs)
     told = [] if dialect.free else [spec.name for spec in specs]
     check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "native")

@@ -141,7 +141,7 @@ def open_tags(
     dialect = TagsDialect(tokenizer, dialogue, specs)
     told = [spec.name for spec in specs] if TOOLS in dialogue.system else []
     check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "tags")
-    if fault := header_fault(*talk.openings(tokenizer, PROBE.text, SAID)):
+    if fault := header_fault(*talk.openings(tokenizer, PROBE.text, SAID, dialogue.date)):
         raise ValueError(f"dialect.tags: {fault}")
     return dialect
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import date
 from functools import cache, partial
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.agent import Dialogue
+from tasks.trees.clock import template_clock
 from tasks.trees.markers import (
     BREAK,
     Markers,
@@ -87,21 +89,23 @@ def prompt_tokens(
     # Text that is only normalised to a mark is rare, and quote encodes all to find it.
     for show in (split_marks, partial(quote, tokenizer)):
         messages = _messages(dialogue, question, marks, show)
-        tokens = _rendered(tokenizer, messages)
+        tokens = _rendered(tokenizer, messages, dialogue.date)
         if added_tokens(tokens, marks) == expected:
             return tokens
     # a message and its mark have become one token
-    return _rendered(tokenizer, [(role, BREAK + text + BREAK) for role, text in messages])
+    apart = [(role, BREAK + text + BREAK) for role, text in messages]
+    return _rendered(tokenizer, apart, dialogue.date)
 
 
 def _frame(tokenizer: Any, dialogue: Dialogue, question: Question, marks: Markers) -> list[int]:
     """Return the added tokens of a prompt, in order, as far as its template writes them."""
     before = tuple(replace(each, content=_harmless(each.content)) for each in question.before)
     plain = replace(question, text=_harmless(question.text), before=before)
-    key = dialogue.system, plain.text, before
+    key = dialogue.system, dialogue.date, plain.text, before
     if key not in marks.frames:
         messages = _messages(dialogue, plain, marks, partial(quote, tokenizer))
-        marks.frames[key] = added_tokens(_rendered(tokenizer, messages), marks)
+        tokens = _rendered(tokenizer, messages, dialogue.date)
+        marks.frames[key] = added_tokens(tokens, marks)
     return marks.frames[key]
 
 
@@ -128,33 +132,36 @@ def _messages(
     ]
 
 
-def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> NDArray[np.int32]:
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], day: date) -> NDArray[np.int32]:
     """Apply the chat template, up to where the agent begins.
 
     A thought that the template opens itself (DeepSeek R1's distillations, QwQ) is left out: the
     agent opens it, as in every answer in tags.
     """
-    return encode(tokenizer, OPENED_THOUGHT.sub("", _applied(tokenizer, messages)))
+    return encode(tokenizer, OPENED_THOUGHT.sub("", _applied(tokenizer, messages, day)))
 
 
-def _applied(tokenizer: Any, messages: Sequence[tuple[str, str]], begins: bool = True) -> str:
+def _applied(
+    tokenizer: Any, messages: Sequence[tuple[str, str]], day: date, begins: bool = True
+) -> str:
     """Return what the chat template makes of messages; ``begins``: with the agent's header."""
     text: str = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in messages],
         tokenize=False,
         add_generation_prompt=begins,
+        **template_clock(day),
     )
     return text
 
 
-def openings(tokenizer: Any, question: str, answer: str) -> tuple[str, str, str]:
+def openings(tokenizer: Any, question: str, answer: str, day: date) -> tuple[str, str, str]:
     """Return a question's prompt, the same without the agent's header, and with an answer."""
     asked = [("user", question)]
     answered = [*asked, ("assistant", answer)]
     return (
-        _applied(tokenizer, asked),
-        _applied(tokenizer, asked, begins=False),
-        _applied(tokenizer, answered, begins=False),
+        _applied(tokenizer, asked, day),
+        _applied(tokenizer, asked, day, begins=False),
+        _applied(tokenizer, answered, day, begins=False),
     )
 
 

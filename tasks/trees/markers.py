@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import groupby, takewhile
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,10 +19,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.trees.clock import template_clock
+
 BREAK = "\ufdd0"  # a noncharacter that no text may use; it marks where a quoted mark is split
 UNREADABLE = "\ufffd"  # the replacement character
 PROBE = "\ufdd1"  # stands for the content of a message, in renderings that look for marks
 BRACKETS = ("<>", "[]", "{}", "||")
+FIRST_DAY, OTHER_DAY = date(2003, 4, 5), date(2028, 11, 29)  # alike in no part, for probes
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -172,7 +176,10 @@ def _find(tokenizer: Any, agent_tags: Collection[str]) -> Markers:
         for token, mark in added.items()
         if len(mark.content) > 1 or mark.content in used | control
     }
-    plain = _plain_marks(spoken, set(tokens.values()))
+    later = list(_renderings(tokenizer, SPOKEN, None, OTHER_DAY))
+    # a line with a date is no mark: a day of a recipe would decide what is quoted
+    plain, others = (_plain_marks(texts, set(tokens.values())) for texts in (spoken, later))
+    plain &= others
     quoted = {*tokens.values(), *plain, *agent_tags}
     if tokenizer.unk_token:
         quoted.add(tokenizer.unk_token)
@@ -211,7 +218,10 @@ def _longest_first(texts: Iterable[str]) -> list[str]:
 
 
 def _renderings(
-    tokenizer: Any, conversations: Sequence[Conversation], tools: Sequence[Any] | None
+    tokenizer: Any,
+    conversations: Sequence[Conversation],
+    tools: Sequence[Any] | None,
+    day: date = FIRST_DAY,
 ) -> Iterator[str]:
     """Yield the template's text of each conversation that it takes.
 
@@ -220,7 +230,11 @@ def _renderings(
     for messages in conversations:
         with suppress(Exception):
             yield tokenizer.apply_chat_template(
-                messages, tools=tools, tokenize=False, add_generation_prompt=True
+                messages,
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+                **template_clock(day),
             )
 
 

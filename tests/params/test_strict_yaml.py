@@ -28,7 +28,8 @@ TINY = (PARAMS / "tiny.yaml").read_text()
             (word, word)
             for word in ("yes", "no", "on", "Off", "1:30", "010", "0x10", "1_000", "e3")
         ),
-        ("2026-01-01", "2026-01-01"),
+        ("'2026-01-01'", "2026-01-01"),
+        ("2026-1-1", "2026-1-1"),
         ("<<", "<<"),
     ],
 )
@@ -54,6 +55,8 @@ FAULTS = [
         f"the key 'a.b.0.c' is written twice ('1' in line {END + 1}, a list",
     ),
     ("1: a\n", 1, f"line {END + 1}: the key 1 of the file is not a text: write it in quotes"),
+    ("x: 2026-01-01\n", 1, f"line {END + 1}: 2026-01-01 is a date to DVC: write it in quotes"),
+    ("x: 2026-1-1 09:30:00\n", 1, f"line {END + 1}: 2026-1-1 09:30:00 is a date to DVC"),
     ("x: !!python/name:os.system a\n", 1, "is not read: remove it; quotes make a text"),
     (f"x: {'[' * 9000}{']' * 9000}\n", 1, "more than 32 lists and mappings inside one another"),
     (f"x: {'9' * 5000}\n", 1, "a value cannot be read (Exceeds the limit"),

@@ -7,6 +7,7 @@ makes a tokenizer with the control tokens that it asks for.
 """
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,6 @@ def for_renderer(name: str) -> Any:
     from renderers import create_renderer
 
     made = tokenizer("qwen2.5")
-    renderer = create_renderer(Learning(made), config(name, {}))
+    renderer = create_renderer(Learning(made, date(2026, 1, 1)), config(name, {}))
     made.eos_token = made.convert_ids_to_tokens(renderer.get_stop_token_ids()[0])
     return made

@@ -1,9 +1,13 @@
 """Names of families, and what is refused."""
 
+from datetime import date
+
 import pytest
 
 from tasks.dialects import family
 from tests.tasks.dialects import families
+
+DAY = date(2026, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -24,19 +28,19 @@ def test_a_family_is_known_by_its_letters_and_digits(written, known):
 
 
 def test_a_policy_is_published_with_the_librarys_name():
-    assert family.open_renderer("llama_3", {}, families.tokenizer("llama-3"))[0] == "llama-3"
+    assert family.open_renderer("llama_3", {}, families.tokenizer("llama-3"), DAY)[0] == "llama-3"
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_auto_takes_a_family_and_refuses_a_template_of_none(name):
     """As docs/own-dialect.md says; ``default`` takes any template."""
     tokenizer = families.tokenizer(name)
-    assert family.open_renderer("default", {}, tokenizer)[0] == "default"
+    assert family.open_renderer("default", {}, tokenizer, DAY)[0] == "default"
     if name == "qwen3":
-        assert family.open_renderer("auto", {}, tokenizer)[0] == "qwen3"
+        assert family.open_renderer("auto", {}, tokenizer, DAY)[0] == "qwen3"
         return
     with pytest.raises(ValueError, match=r"no known family.*set renderer to default"):
-        family.open_renderer("auto", {}, tokenizer)
+        family.open_renderer("auto", {}, tokenizer, DAY)
 
 
 def test_no_two_families_are_written_alike():

@@ -31,7 +31,8 @@ from tests.test_docs import files_of
 FRONT = keys.PROJECT / "beamline"
 PROMISED = {  # module -> names; add to it, and take nothing away
     "dialects": "Call Dialect DialectKind Dialogue Exchange Frozen Message Observation Outcome "
-    "Question StopReason TagsDialect Tokens ToolSpec Turn encode in_tags markers quote",
+    "Question StopReason TagsDialect Tokens ToolSpec Turn encode in_tags markers quote "
+    "template_clock",
     "environments": "Call Frozen Message Observation Outcome Question ToolSpec UnavailableError",
     "experts": "Call Frozen Observation Outcome Question Trace",
     "rewards": "Ending Message Node Observation Outcome PROMPT Question RESULT TURN",
