@@ -116,9 +116,12 @@ class EngineKind:
 
 
 def check_room(config: Any, context: int) -> None:
-    """Raise ValueError where a policy of this configuration has less than ``context`` positions."""
-    room = config.max_position_embeddings
-    if context > room:
+    """Raise ValueError where a policy of this configuration has less than ``context`` positions.
+
+    Some recurrent policies have no last position.
+    """
+    room = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if room is not None and context > room:
         raise ValueError(
             f"prompt and response budget need {context} tokens, the policy has {room}: lower "
             "dialogue.response_tokens, or take a policy with a longer context"

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from tasks.engines.contract import Engine, check_room
+from tasks.engines.transformers import ways
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
 from tasks.engines.transformers.drawing import Drawing
+from tasks.engines.transformers.own_cache import OwnCacheSession, OwnPass
 from tasks.engines.transformers.sampling_worker import (
     POOL,
     WorkerPool,
     WorkerSession,
     worker_session,
 )
-from tasks.policy import layer_kinds, token_ids
+from tasks.policy import token_ids
 from tasks.policy.attention_terms import capped_attention, in_window, refuse
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import head_of
@@ -40,7 +42,8 @@ class TransformersEngine:
 
     def pieces(self) -> list[str]:
         """Return the text of each token of the vocabulary."""
-        return marks.token_texts(self.tokenizer, self.model.config.vocab_size)
+        rows = self.model.config.get_text_config(decoder=True).vocab_size
+        return marks.token_texts(self.tokenizer, rows)
 
     def drawing(
         self, context: int, temperature: float, top_p: float, stop: Sequence[str]
@@ -58,35 +61,40 @@ class TransformersEngine:
     @contextmanager
     def session(
         self, paths: int, context: int, temperature: float, top_p: float, stop: Sequence[str]
-    ) -> Iterator[RaggedSession]:
+    ) -> Iterator[RaggedSession | OwnCacheSession]:
         """Open a session; see ``tasks.engines.Engine``."""
         check_room(self.model.config, context)
-        _check_layers(self.model.config, context)
-        training, attention = self.model.training, self.model.config._attn_implementation
+        drawing = self.drawing(context, temperature, top_p, stop)
+        opened = self._ragged if ways.is_ragged(self.model.config) else self._own_cache
+        training = self.model.training
         self.model.eval()
+        try:
+            with opened(drawing, paths) as session:
+                yield session
+        finally:
+            self.model.train(training)
+
+    @contextmanager
+    def _ragged(self, drawing: Drawing, paths: int) -> Iterator[RaggedSession]:
+        attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(GROUPED)
         small = decodes(self.model)
-        opened = RaggedSession(
-            network(decoder(self.model, context)) if small else library(self.model),
-            self.spare,
-            self.drawing(context, temperature, top_p, stop),
-            paths,
-        )
+        own = network(decoder(self.model, drawing.context)) if small else library(self.model)
+        session = RaggedSession(own, self.spare, drawing, paths)
         try:
-            yield opened
+            yield session
         finally:
-            opened.end_session()
+            session.end_session()
             self.model.set_attn_implementation(attention)
-            self.model.train(training)
+
+    @contextmanager
+    def _own_cache(self, drawing: Drawing, paths: int) -> Iterator[OwnCacheSession]:
+        config = self.model.config
+        ways.say(config.get_text_config(decoder=True).model_type)
+        yield OwnCacheSession(OwnPass(self.model, ways.abilities_of(config)), drawing, paths)
 
     def release(self) -> None:
         """Do nothing: no GPU memory is held between sessions."""
-
-
-def _check_layers(config: Any, context: int) -> None:
-    """Raise ValueError for layers whose keys and values this engine's caches do not hold."""
-    if fault := layer_kinds.fault_of(layer_kinds.described(config), context):
-        raise ValueError(f"the policy is {fault}")
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,6 @@ class WorkerEngine:
         """Open a session; see ``tasks.engines.Engine``."""
         engine = self.engine
         check_room(engine.model.config, context)
-        _check_layers(engine.model.config, context)
         drawing = engine.drawing(context, temperature, top_p, stop)
         with worker_session(self.pool, decoder(engine.model, context), drawing, paths) as opened:
             yield opened

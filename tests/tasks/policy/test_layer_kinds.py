@@ -16,7 +16,6 @@ import yaml
 
 from params.schema.base import PARAMS
 from tasks import recipes
-from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy import layer_kinds
 from tasks.policy.lean_transformers import transformers
 from tests.params.edits import edited
@@ -260,17 +259,3 @@ def test_a_teacher_is_sampled_in_the_same_way(folder):
     ):
         recipes.load("mine", folder("lfm2", teacher="teacher", **CONVOLVED["lfm2"]))
     recipes.load("mine", folder("lfm2", teacher="teacher", engine="vllm", **CONVOLVED["lfm2"]))
-
-
-def test_the_sampler_refuses_what_its_caches_do_not_hold(tokenizer):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
-    settings = transformers.PhimoeConfig(sliding_window=32, num_local_experts=2, **sizes, **heads)
-    engine = TransformersEngine(transformers.PhimoeForCausalLM(settings), tokenizer)
-    with (
-        pytest.raises(ValueError, match="window of 32 tokens"),
-        engine.session(1, 33, 1.0, 1.0, ()),
-    ):
-        pass
-    with engine.session(1, 32, 1.0, 1.0, ()):
-        pass

@@ -1,0 +1,45 @@
+"""In which way the transformers engine samples a policy: over which cache, with what cares.
+
+The ragged session (cache.py) is right for the families of RAGGED, each tried in a test. All others
+are sampled over transformers' own caches (own_cache.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any
+
+from tasks.engines.transformers.own_cache import Abilities
+
+LOG = logging.getLogger(__name__)
+RAGGED = {  # families of full attention, or of windows that they tell their attention
+    *("apertus", "arcee", "cohere", "cohere2", "cohere2_moe", "cwm", "ernie4_5", "exaone4"),
+    *("exaone_moe", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "granite"),
+    *("hunyuan_v1_dense", "laguna", "llama", "minimax_m2", "ministral", "ministral3", "mistral"),
+    *("mixtral", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("seed_oss", "smollm3", "starcoder2", "vaultgemma"),
+}
+KINDS = {"full_attention", "sliding_attention"}  # of layers that its cache holds
+ABILITIES: dict[str, Abilities] = {}  # of families whose own pass cannot do all
+
+
+def is_ragged(config: Any) -> bool:
+    """Return whether the ragged session is right for a policy of this config."""
+    text = config.get_text_config(decoder=True)
+    return text.model_type in RAGGED and KINDS.issuperset(getattr(text, "layer_types", None) or ())
+
+
+def abilities_of(config: Any) -> Abilities:
+    """Return what the own pass of a family can do."""
+    return ABILITIES.get(config.get_text_config(decoder=True).model_type, Abilities())
+
+
+@cache
+def say(family: str) -> None:
+    """Say once how the policies of a family are sampled."""
+    LOG.warning(
+        "the policy is a %s, which is sampled over transformers' own cache: slower than the "
+        "families of tasks/engines/transformers/ways.py, RAGGED",
+        family,
+    )
