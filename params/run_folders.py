@@ -38,6 +38,7 @@ class RunFolders:
     # ---- of champion, cold_start and reward_model
     champion = RunFile("models/{}/champion")
     cold_start = RunFile("models/{}/cold_start")
+    policy_check = RunFile("data/{}/policy_check.json")
     reward_model = RunFile("models/{}/reward_model")
     calls_of_reward_model = RunFile("data/{}/calls_of_reward_model")
     # ---- of reinforce

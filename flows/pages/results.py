@@ -41,6 +41,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         "verdict": f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
         if verdict
         else "",
+        "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
         "curve": curve_file.read(RunFolders(name).curve),
         "algorithm": recipe.reinforce.algorithm,
         "branching": algorithm.branching,

@@ -13,6 +13,7 @@ function showResults() {
     `algorithm ${data.algorithm}, ${data.iterations.length} iterations, commit ${data.commit.slice(0, 10) || "none"}`,
     ...links,
   );
+  if (data.policy_check) find("facts").append(element("br", {}), data.policy_check);
   if (!data.results.length) {
     find("results").append(element("p", {}, "This run has no evaluation yet."));
     return;

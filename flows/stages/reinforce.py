@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.tracking import gate_report, reinforce_report
+from flows.tracking import gate_report, policy_check_report, reinforce_report
 from flows.tracking.alarm_report import AlarmWatch
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run, stage_run
@@ -19,6 +19,7 @@ from flows.workers import stage, substep_tasks
 from params.run_folders import RunFolders
 from params.schema.recipe import algorithm_of
 from tasks import recipes
+from tasks.check_policy import STAGE, check_policy, inputs_of
 from tasks.collect import collect, publish_collected
 from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
@@ -54,6 +55,12 @@ def reinforce_flow(name: str) -> None:
         gate_report.pages(name),
         open_learners(recipe.machine) as learners,
     ):
+        # found in the ledger, unless this worker has another kind of device than the last one
+        context, rows = recipe.prepare.policy.context, recipe.reinforce.rollout.rows
+        inputs = inputs_of(policy, questions, recipe.engine, recipe.machine, context)
+        step = SubStep(name, STAGE, 0, recipe.seed, ledger)
+        check = partial(check_policy, step, inputs, policy=policy, rows=rows)
+        policy_check_report.reported(run, check)
         reader = reader_of(recipe, policy.path, environment)
         training = Training(
             start=SubStep(name, "reinforce", 0, recipe.seed, ledger),
