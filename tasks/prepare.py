@@ -168,13 +168,13 @@ def ask_expert(
 
 
 def check_layers(recipe: str, policy: Policy) -> None:
-    """Raise ValueError for a policy with layers that no tree goes through.
+    """Raise ValueError for a policy that can be trained in no form.
 
     Its config.json alone is fetched, where it is not here yet.
     """
     if not isinstance(policy, PretrainedPolicy):
         return
-    if fault := layer_kinds.fault(fetch_config(policy), policy.context):
+    if fault := layer_kinds.refusal(fetch_config(policy)):
         key = f"params/{recipe}.yaml: 'prepare.policy.name' = {policy.name!r}"
         raise ValueError(f"{key} is {fault}")
 

@@ -35,6 +35,8 @@ def update(
     update_of = (inputs, step.seed, (step.seed, step.iteration))
     updated = learners.run(batch.update, *update_of)
     trained = time.perf_counter()
+    if updated.price and step.iteration == 0:
+        print(f"update: {updated.price}", flush=True)
     make_room()
     learners.run(batch.save, *update_of, step.out, step.final())
     write_table(updated.tokens, step.out / "tokens.parquet")

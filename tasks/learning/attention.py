@@ -5,12 +5,13 @@ A context is a path, or what a fresh prompt cuts off from it.
 The learner passes the forest (tasks/learning/packing.py) to the model, and transformers passes it
 on to both forms. Gathered attention works on any device: it selects rows of queries and keys from
 the slots for scaled-dot-product attention. Flex attention is for a GPU: it computes over all slots
-in their order, with a block mask.
+in their order, with a block mask. A model whose layers have no form on trees keeps its own
+attention, and computes rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -20,26 +21,69 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tasks.learning.packing import BLOCK, Forest, Layout
-from tasks.policy.attention_terms import capped_attention, in_window, refuse
+from tasks.learning.packing import BLOCK, Forest, Layout, row_tokens, slots_of
+from tasks.policy import layer_kinds, world
+from tasks.policy.attention_terms import (
+    at_positions,
+    capped_attention,
+    chunk_of,
+    in_chunk,
+    in_window,
+    refuse,
+)
 from tasks.policy.lean_transformers import transformers
 
 GATHERED, FLEX = "forest_gathered", "forest_flex"  # their names in transformers
+ROWS = "rows"  # no attention of ours
 KINDS = 64  # types, head sizes, forests of one block, with gradients, autocast: 8 are soon there
 PAIRS: dict[str, Callable[[Layout], int]] = {  # how many (query, key) pairs each form computes
     GATHERED: lambda layout: layout.pairs,
     FLEX: lambda layout: layout.block_pairs,
+    ROWS: lambda layout: layout.row_pairs,
+}
+TOKENS: dict[str, Callable[[Sequence[Layout]], int]] = {  # and how many tokens
+    GATHERED: slots_of,
+    FLEX: slots_of,
+    ROWS: lambda layouts: row_tokens(layouts, together()),
 }
 
 
+def form_of(model: Any, device: str) -> str:
+    """Return the form in which a model learns on a device: of attention over forests, or rows."""
+    kind, _ = layer_kinds.learner_form(layer_kinds.described(model.config))
+    return form_for(device) if kind == layer_kinds.TREES else ROWS
+
+
 def form_for(device: str) -> str:
-    """Return the form of attention for a device."""
+    """Return the form of attention over forests for a device."""
     return FLEX if device == "cuda" else GATHERED
+
+
+def over_forests(model: Any) -> bool:
+    """Return whether a model attends over forests now."""
+    return model.config._attn_implementation in (GATHERED, FLEX)
+
+
+def together() -> bool:
+    """Return whether all rows of a forest go through a model in one batch.
+
+    Where its weights are sharded, all processes have to make the same number of passes.
+    """
+    return world.size() > 1
 
 
 @contextmanager
 def attending(model: Any, form: str) -> Iterator[None]:
-    """Let ``model`` attend over forests inside this context; restore its attention after."""
+    """Let ``model`` attend in a form inside this context; restore its attention after.
+
+    Raises ValueError for dropout in the attention of a model that computes rows: what several
+    rows share has to be the same in all of them.
+    """
+    if form == ROWS:
+        if dropout := getattr(model.config.get_text_config(decoder=True), "attention_dropout", 0):
+            refuse(dropout, {})
+        yield
+        return
     before = model.config._attn_implementation
     model.set_attn_implementation(form)
     try:
@@ -66,14 +110,17 @@ def gathered_attention(
 
     query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
     size]. The number of queries is that of unique tokens, whatever the shape of the tree. In a
-    layer with a window, a token sees those of its context that are less than it before the token.
+    layer with a window, a token sees those of its context that are less than it before the token;
+    in one with chunks, those of its context that are in the same chunk.
     Raises ValueError for dropout, and for what an architecture adds that is not computed here.
     """
     forest = _checked(forest, dropout, others)
+    query = at_positions(module, query, forest.positions[0])
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
     attend = partial(capped_attention, softcap=softcap) if softcap else _plain
     mixed = []
-    for bucket, visible in zip(forest.buckets, visible_in(forest, sliding_window), strict=True):
+    masks = visible_in(forest, sliding_window, chunk_of(module))
+    for bucket, visible in zip(forest.buckets, masks, strict=True):
         picked = zip(slots, (bucket.queries, bucket.keys, bucket.keys), strict=True)
         seen = attend(*(_pick(*pair) for pair in picked), visible, scale=scaling)
         mixed.append(seen.transpose(1, 2).flatten(0, 1))
@@ -94,21 +141,31 @@ def _checked(forest: Forest | None, dropout: float, others: Mapping[str, Any]) -
     return forest
 
 
-def visible_in(forest: Forest, window: int | None) -> list[Tensor]:
-    """Return which keys each query sees, bucket by bucket, in a layer with a window or without.
+def visible_in(forest: Forest, window: int | None, chunk: int | None) -> list[Tensor]:
+    """Return which keys each query sees, bucket by bucket, in a layer with one of both, or none.
 
     Bool, [R, 1, A, B] each: the mask of the bucket without keys that are ``window`` tokens or more
-    before the query.
+    before the query, or in another ``chunk``.
     """
-    if window is None or window >= forest.longest:
-        return [bucket.visible for bucket in forest.buckets]
-    masks = _windows.setdefault(forest, {})
-    if window not in masks:
-        masks[window] = [in_window(bucket.visible, window) for bucket in forest.buckets]
-    return masks[window]
+    window, chunk = _shorter(forest, window), _shorter(forest, chunk)
+    masks = _visible.setdefault(forest, {})
+    if (window, chunk) not in masks:
+        masks[window, chunk] = [_seen(bucket.visible, window, chunk) for bucket in forest.buckets]
+    return masks[window, chunk]
 
 
-_windows: WeakKeyDictionary[Forest, dict[int, list[Tensor]]] = WeakKeyDictionary()
+def _seen(visible: Tensor, window: int | None, chunk: int | None) -> Tensor:
+    seen = in_window(visible, window) if window else visible
+    return seen & in_chunk(visible, chunk) if chunk else seen
+
+
+Sight = tuple[int | None, int | None]  # window and chunk of a layer
+_visible: WeakKeyDictionary[Forest, dict[Sight, list[Tensor]]] = WeakKeyDictionary()
+
+
+def _shorter(forest: Forest, size: int | None) -> int | None:
+    """Return the size of a window or chunk; None where no context is longer."""
+    return None if size is None or size >= forest.longest else size
 
 
 def _pick(slots: Tensor, rows: Tensor) -> Tensor:
@@ -135,6 +192,7 @@ def forest_flex_attention(
     Shapes and errors are those of ``gathered_attention``.
     """
     forest = _checked(forest, dropout, others)
+    query = at_positions(module, query, forest.positions[0])
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
     compute: Any = _compiled_flex() if query.is_cuda else flex_attention
@@ -142,7 +200,7 @@ def forest_flex_attention(
         query,
         key,
         value,
-        block_mask=block_mask(forest, sliding_window),
+        block_mask=block_mask(forest, sliding_window, chunk_of(module)),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
         **({"score_mod": _capped(softcap)} if softcap else {}),
@@ -178,19 +236,19 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 # one mask for all layers of a kind
-_masks: WeakKeyDictionary[Forest, dict[int | None, BlockMask]] = WeakKeyDictionary()
+_masks: WeakKeyDictionary[Forest, dict[Sight, BlockMask]] = WeakKeyDictionary()
 
 
-def block_mask(forest: Forest, window: int | None = None) -> BlockMask:
+def block_mask(forest: Forest, window: int | None = None, chunk: int | None = None) -> BlockMask:
     """Return the mask: slot i sees slot j iff j <= i and i is in the subtree of j's node.
 
-    With a window, also position(i) - position(j) < window, with positions in their context. The
-    ends of subtrees decide which blocks have such a pair, so no [U, U] mask is made.
+    With a window, also position(i) - position(j) < window, with positions in their context; with
+    a chunk, position(i) // chunk = position(j) // chunk. The ends of subtrees decide which blocks
+    have such a pair, so no [U, U] mask is made.
     """
-    if window is not None and window >= forest.longest:
-        window = None
+    window, chunk = _shorter(forest, window), _shorter(forest, chunk)
     masks = _masks.setdefault(forest, {})
-    if window not in masks:
+    if (window, chunk) not in masks:
         ends, positions = forest.subtree_ends, forest.positions[0]
 
         def visible(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -199,18 +257,23 @@ def block_mask(forest: Forest, window: int | None = None) -> BlockMask:
         def near(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return visible(batch, head, i, j) & (positions[i] - positions[j] < reach)
 
+        def same(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return near(batch, head, i, j) & (positions[i] // length == positions[j] // length)
+
         some, every = _blocks(ends)
-        reach = forest.longest if window is None else window
-        if window is not None:
+        reach, length = window or forest.longest, chunk or forest.longest
+        if window:
             some, every = _near_blocks(some, every, positions, window)
-        masks[window] = BlockMask.from_kv_blocks(
+        if chunk:
+            some, every = _blocks_of_chunks(some, every, positions // chunk)
+        masks[window, chunk] = BlockMask.from_kv_blocks(
             *_listed(some & ~every),
             *_listed(every),
             BLOCK_SIZE=BLOCK,
-            mask_mod=visible if window is None else near,
+            mask_mod=same if chunk else near if window else visible,
             seq_lengths=(len(ends), len(ends)),
         )
-    return masks[window]
+    return masks[window, chunk]
 
 
 def _near_blocks(
@@ -220,10 +283,25 @@ def _near_blocks(
 
     ``some`` and ``every`` are of ``_blocks``, and so is the result.
     """
-    padded = torch.cat([positions, positions[-1:].expand(-len(positions) % BLOCK)])
-    blocks = padded.view(-1, BLOCK)
-    least, most = blocks.amin(1), blocks.amax(1)
+    least, most = _bounds(positions)
     return some & (least[:, None] - most < window), every & (most[:, None] - least < window)
+
+
+def _blocks_of_chunks(some: Tensor, every: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave out blocks whose queries are in later chunks than all keys; ``chunks`` [U] of slots.
+
+    ``some`` and ``every`` are of ``_blocks``, and so is the result.
+    """
+    least, most = _bounds(chunks)
+    inside = (least[:, None] == most[:, None]) & (least == most) & (least[:, None] == least)
+    return some & (least[:, None] <= most), every & inside
+
+
+def _bounds(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the highest value [blocks] of each block of slots; ``values`` [U]."""
+    padded = torch.cat([values, values[-1:].expand(-len(values) % BLOCK)])
+    blocks = padded.view(-1, BLOCK)
+    return blocks.amin(1), blocks.amax(1)
 
 
 def _blocks(ends: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,11 +56,15 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update reports: metrics, a table of its tokens, and the questions it learned from."""
+    """What an update reports: metrics, a table of its tokens, and the questions it learned from.
+
+    ``price``: a line on what training as rows costs, where the policy has no form on trees.
+    """
 
     metrics: dict[str, float]
     tokens: pa.Table
     questions: list[str]
+    price: str
 
 
 # ---------------------------------------------------------------- passes without a gradient
@@ -179,7 +183,8 @@ def update(inputs: UpdateInputs, seed: int, draws: tuple[int, int]) -> Updated:
     resident.drop_gradients(learning)
     trees = [credited.tree for credited in batch]
     metrics |= staleness(trees, inputs.policy_steps)
-    return Updated(metrics, token_values.table(seen), [tree.question.id for tree in trees])
+    price = passes.price_of_rows(learning.model, batch)
+    return Updated(metrics, token_values.table(seen), [tree.question.id for tree in trees], price)
 
 
 def save(

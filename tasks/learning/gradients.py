@@ -10,7 +10,7 @@ from torch import Tensor
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
-from tasks.learning.attention import attending, form_for
+from tasks.learning.attention import attending, form_of
 from tasks.learning.packing import Credited, Forest
 from tasks.learning.passes import forests_of_lanes, training_cost
 from tasks.policy import sharding, world
@@ -31,7 +31,7 @@ def accumulate(
     """
     assert learner.optimizer, "prepare_optimizer comes first"
     learner.optimizer.zero_grad(set_to_none=True)
-    form = form_for(machine.device)
+    form = form_of(learner.model, machine.device)
     batch = [(tree, range(len(tree.credits))) for tree in trees]
     with attending(learner.model, form):
         cost = training_cost(learner.model, form)

@@ -13,7 +13,7 @@ from torch import Tensor
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import token_values
-from tasks.learning.attention import attending, form_for
+from tasks.learning.attention import attending, form_of
 from tasks.learning.gradients import add_gradients, apply_gradients, weights_of
 from tasks.learning.losses import Loss, Views, policy_loss, value_loss
 from tasks.learning.packing import Credited, Forest
@@ -28,6 +28,7 @@ from tasks.learning.passes import (
 )
 from tasks.learning.token_values import Seen
 from tasks.policy import sharding, world
+from tasks.policy.logits import backbone_of
 from tasks.policy.machine import in_precision
 from tasks.policy.resident import Learner, ValueModel
 
@@ -58,7 +59,7 @@ def optimize(
     count = min(settings.mini_batches, len(trees))
     sums: list[dict[str, float]] = []
     with (
-        attending(learner.model, form_for(machine.device)),
+        attending(learner.model, form_of(learner.model, machine.device)),
         recomputing(learner.model, settings.recompute),
     ):
         for _ in range(settings.epochs if count else 0):
@@ -137,7 +138,7 @@ def _micro_batches(
         )
         for tree in trees
     ]
-    cost = training_cost(learner.model, form_for(machine.device))
+    cost = training_cost(learner.model, form_of(learner.model, machine.device))
     return forests_of_lanes(batch, settings.micro_batch_tokens, cost, machine)
 
 
@@ -176,7 +177,7 @@ def objective(
 
     def passes() -> tuple[Tensor, Tensor, Tensor | None]:
         with in_precision(machine):
-            hidden = states(model.base_model, forest)
+            hidden = states(backbone_of(model), forest)
             bonus = loss.entropy_bonus > 0
             return hidden, *token_logprobs(model, hidden, forest.targets, temperature, bonus)
 
@@ -235,7 +236,7 @@ def _critic_step(
 ) -> dict[str, float]:
     """Take one optimizer step of a critic on its own backbone, over all leaves."""
     assert critic.optimizer, "prepare_optimizer comes first"
-    form = form_for(machine.device)
+    form = form_of(critic.backbone, machine.device)
     batch = [(tree, range(len(tree.credits))) for tree in trees]
     sums: dict[str, float] = {}
     critic.optimizer.zero_grad(set_to_none=True)

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 
 from params.schema.base import Machine
 from params.schema.reward_model import RewardModel
-from tasks.learning.attention import attending, form_for
+from tasks.learning.attention import attending, form_of
 from tasks.learning.gradients import add_gradients
 from tasks.learning.packing import Credited, Forest, last_slots, uncredited
 from tasks.learning.passes import forests_of_lanes, states, training_cost
@@ -141,7 +141,7 @@ def _add_gradients(training: OutcomeLearner, batch: Batch, factors: Mapping[Leaf
         return (logits * leaf_factors).sum(), {}
 
     training.optimizer.zero_grad(set_to_none=True)
-    with attending(model.backbone, form_for(machine.device)):
+    with attending(model.backbone, form_of(model.backbone, machine.device)):
         pieces = _micro_batches(model, batch, settings.micro_batch_tokens, machine)
         add_gradients(model.weights(), share, pieces)
     norm = torch.nn.utils.clip_grad_norm_(model.weights(), settings.gradient_clip)
@@ -196,7 +196,7 @@ def _score(model: OutcomeModel, batch: Batch, tokens: int, machine: Machine) -> 
             logits = _logits(model, forest, machine).cpu().tolist()
             logits_by_leaf.update(zip(_leaves(forest), logits, strict=True))
 
-    with attending(model.backbone, form_for(machine.device)):
+    with attending(model.backbone, form_of(model.backbone, machine.device)):
         side_by_side(lane, _micro_batches(model, batch, tokens, machine))
     model.backbone.train(training)
     return logits_by_leaf
@@ -205,7 +205,7 @@ def _score(model: OutcomeModel, batch: Batch, tokens: int, machine: Machine) -> 
 def _micro_batches(
     model: OutcomeModel, batch: Batch, tokens: int, machine: Machine
 ) -> list[Iterator[Forest]]:
-    cost = training_cost(model.backbone, form_for(machine.device))
+    cost = training_cost(model.backbone, form_of(model.backbone, machine.device))
     return forests_of_lanes(batch, tokens, cost, machine)
 
 

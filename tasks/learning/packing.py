@@ -7,6 +7,9 @@ in. A forest lays the prefix trees of its trees end to end, depth first: a token
 in that sequence. For each leaf it has the slots of its path, so that attention and losses see
 trajectories while everything between them is computed once a slot.
 
+A model that must not be given a forest computes rows instead: the contexts that no other begins
+with, whole and one by one. The slots stay, and each takes its value from one of the rows.
+
 A fresh prompt on a path starts a new context: attention and positions begin anew there, as at the
 root of a tree of its own. Losses still see the whole path. Contexts of a tree share prefixes, too:
 fresh prompts that begin alike, or the same one of a world that is in the same state again.
@@ -34,6 +37,7 @@ BLOCK = 128  # slots in a block of block-sparse attention
 PIECE = 256  # most queries of a row of gathered attention; fewer would copy more keys
 PADDING = 1.1  # how much padding may enlarge the attention of a bucket
 BUCKET_PAIRS = 50_000  # (query, key) pairs that are cheaper than one more bucket
+ROW_TOKENS = 128  # tokens of padding that are cheaper than one more pass over rows
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,18 @@ class Layout:
         starts = np.arange(0, len(self.tokens), BLOCK)
         last = (np.maximum.reduceat(self.subtree_ends, starts) - 1) // BLOCK
         return int((last - starts // BLOCK + 1).sum()) * BLOCK**2
+
+    @property
+    def rows(self) -> list[Ints]:
+        """Return the contexts that no other begins with, each as its slots."""
+        common = [*self.owned[1:], 0]  # with the context after, which a whole prefix comes before
+        pairs = zip(self.contexts, common, strict=True)
+        return [context for context, shared in pairs if shared < len(context)]
+
+    @property
+    def row_pairs(self) -> int:
+        """Count the (query, key) pairs of attention where each row is computed whole."""
+        return sum(len(row) ** 2 for row in self.rows)
 
 
 def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
@@ -197,6 +213,38 @@ def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, 
     return slots_of_turns
 
 
+def slots_of(layouts: Sequence[Layout]) -> int:
+    """Count the tokens of layouts, equal prefixes of a tree once."""
+    return sum(len(part.tokens) for part in layouts)
+
+
+def row_batches(layouts: Sequence[Layout], together: bool = False) -> list[list[Ints]]:
+    """Return the rows of layouts, as slots of their forest, in batches of a similar length.
+
+    Padding adds at most a tenth to a batch, or ``ROW_TOKENS``. ``together``: one batch of all.
+    """
+    offsets = np.cumsum([0, *(len(part.tokens) for part in layouts)])
+    pairs = zip(layouts, offsets, strict=False)
+    rows = sorted((row + offset for part, offset in pairs for row in part.rows), key=len)
+    batches: list[list[Ints]] = []
+    real = 0
+    for row in rows:
+        padded = (len(batches[-1]) + 1) * len(row) if batches else 0
+        most = max(PADDING * (real + len(row)), real + len(row) + ROW_TOKENS)
+        if not batches or (padded > most and not together):
+            batches.append([])
+            real = 0
+        batches[-1].append(row)
+        real += len(row)
+    return batches
+
+
+def row_tokens(layouts: Sequence[Layout], together: bool = False) -> int:
+    """Count the tokens of layouts that are computed as rows, with the padding of their batches."""
+    batches = row_batches(layouts, together)
+    return sum(len(batch) * max(map(len, batch)) for batch in batches)
+
+
 @dataclass(frozen=True)
 class Cost:
     """Multiplications of training: of a token in the layers, and of a (query, key) pair."""
@@ -204,17 +252,13 @@ class Cost:
     token: float
     pair: float
     pairs: Callable[[Layout], int]  # as the form of attention counts them
-
-
-def cost_of(config: Any, weights: int, pairs: Callable[[Layout], int]) -> Cost:
-    """Return the costs of a transformer with ``weights`` weights in its layers and its head."""
-    return Cost(weights, 2 * config.hidden_size * config.num_hidden_layers, pairs)
+    tokens: Callable[[Sequence[Layout]], int] = slots_of  # that are computed for some layouts
 
 
 def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
     """Return the layout as it is, or one layout a leaf where that takes fewer multiplications."""
     together = _multiplications([whole], cost)
-    # Rows have the tokens of all paths, and each layout of them at least one pair a token.
+    # Leaves apart have the tokens of all paths, and each layout of them at least one pair a token.
     if len(whole.leaves) == 1 or together <= (cost.token + cost.pair) * sum(map(len, whole.paths)):
         return [whole]
     rows = [lay_out(whole.source, [leaf]) for leaf in whole.leaves]
@@ -222,7 +266,8 @@ def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
 
 
 def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
-    return sum(cost.token * len(part.tokens) + cost.pair * cost.pairs(part) for part in layouts)
+    pairs = sum(map(cost.pairs, layouts))
+    return cost.token * cost.tokens(layouts) + cost.pair * pairs
 
 
 @dataclass(frozen=True)
@@ -271,7 +316,9 @@ class Forest:
 def forests(
     batch: Sequence[tuple[Credited, Sequence[int]]], tokens: int, cost: Cost, device: str
 ) -> Iterator[Forest]:
-    """Yield micro-batches of at most ``tokens`` slots with the given leaves of each tree.
+    """Yield micro-batches of at most ``tokens`` tokens with the given leaves of each tree.
+
+    ``cost`` counts them: slots, or the tokens of rows.
 
     A larger tree is split between its leaves; a single leaf that is larger is a micro-batch, with
     all of its contexts, because the loss of a trajectory needs them together.
@@ -281,7 +328,7 @@ def forests(
         if not len(leaves):
             continue
         for layout in _fitting(lay_out(credited, leaves), tokens, cost):
-            if waiting and sum(len(part.tokens) for part in (*waiting, layout)) > tokens:
+            if waiting and cost.tokens([*waiting, layout]) > tokens:
                 yield forest(waiting, device)
                 waiting = []
             waiting.append(layout)
@@ -290,9 +337,9 @@ def forests(
 
 
 def _fitting(layout: Layout, tokens: int, cost: Cost) -> list[Layout]:
-    """Split a layout in halves of its leaves until each has at most ``tokens`` slots."""
+    """Split a layout in halves of its leaves until each has at most ``tokens`` tokens."""
     parts = cheapest(layout, cost)
-    if len(parts) > 1 or len(layout.tokens) <= tokens or len(layout.leaves) == 1:
+    if len(parts) > 1 or cost.tokens([layout]) <= tokens or len(layout.leaves) == 1:
         return parts
     half = len(layout.leaves) // 2
     halves = (layout.leaves[:half], layout.leaves[half:])
@@ -314,13 +361,13 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
     number = np.cumsum(sampled) - 1  # slot -> index among the P
     turns = [slots + offset for part, offset in pairs for slots in part.node_slots]
-    views, mask = _padded(_views(layouts))
+    views, mask = padded(_views(layouts))
 
     def move(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     def of_leaves(name: str) -> Tensor:
-        return move(_padded([getattr(credit, name) for credit in credits])[0])
+        return move(padded([getattr(credit, name) for credit in credits])[0])
 
     valued = credits[0].returns is not None
 
@@ -360,7 +407,7 @@ def _views(layouts: Sequence[Layout]) -> list[Ints]:
     return views
 
 
-def _padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def padded(rows: Sequence[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Stack rows of up to S entries, padded with zeros: values [L, S] and mask [L, S]."""
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(max(1, lengths.max()))[None] < lengths[:, None]
@@ -437,8 +484,8 @@ def _buckets(
     places: Ints = np.zeros(slots, np.int64)
     buckets, before = [], 0
     for group in _groups(sorted(pieces, key=lambda piece: piece[:2])):
-        own_slots, mask = _padded([piece.own for piece in group])
-        all_slots, _ = _padded([piece.context[: piece.keys] for piece in group])
+        own_slots, mask = padded([piece.own for piece in group])
+        all_slots, _ = padded([piece.context[: piece.keys] for piece in group])
         first = np.array([piece.keys - piece.queries for piece in group])[:, None]
         reach = np.where(mask, first + np.arange(mask.shape[1]), 0)  # padding sees the first key
         places[own_slots[mask]] = before + np.flatnonzero(mask.ravel())

@@ -16,20 +16,31 @@ from torch.utils.checkpoint import checkpoint
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import shares
-from tasks.learning.attention import PAIRS, attending, form_for
+from tasks.learning.attention import (
+    PAIRS,
+    ROWS,
+    TOKENS,
+    attending,
+    form_of,
+    over_forests,
+    together,
+)
 from tasks.learning.packing import (
     ByNode,
     Cost,
     Credited,
     Floats,
     Forest,
-    cost_of,
     forests,
+    lay_out,
+    padded,
+    row_batches,
+    slots_of,
     to_nodes,
 )
 from tasks.learning.shares import Batch
-from tasks.policy import sharding, token_ids, world
-from tasks.policy.logits import head_of
+from tasks.policy import layer_kinds, sharding, token_ids, world
+from tasks.policy.logits import backbone_of, head_of
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Learner, ValueModel
@@ -43,12 +54,39 @@ NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
 
 
 def states(backbone: Any, forest: Forest, slots: Tensor | None = None) -> Tensor:
-    """Return the hidden states of slots; None: of those that predict the sampled tokens. [P, H]"""
+    """Return the hidden states of slots; None: of those that predict the sampled tokens. [P, H]
+
+    A backbone that does not attend over forests computes their rows.
+    """
+    indices = forest.predicting if slots is None else slots
+    if not over_forests(backbone):
+        return _states_in_rows(backbone, forest, indices)
     output = backbone(
         input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
     )
-    indices = forest.predicting if slots is None else slots
     return output.last_hidden_state[0].index_select(0, indices)
+
+
+def _states_in_rows(backbone: Any, forest: Forest, slots: Tensor) -> Tensor:
+    """Return the hidden states of slots [P, H], each from the last row that has it.
+
+    A slot has the same value in all of its rows, and the gradient of a loss by the weights is the
+    same as from rows apart. Rows are padded on the right, which no earlier token of a causal model
+    sees; padding repeats a row's last token.
+    """
+    device, used = forest.tokens.device, 0
+    places: Any = np.zeros(forest.tokens.shape[1], np.int64)  # slot -> index in the batches
+    computed = []
+    for batch in row_batches(forest.layouts, together()):
+        slots_of_rows, mask = padded(batch)
+        last = np.array([row[-1] for row in batch])[:, None]
+        places[slots_of_rows[mask]] = used + np.flatnonzero(mask.ravel())
+        used += mask.size
+        taken = torch.from_numpy(np.where(mask, slots_of_rows, last)).to(device)
+        output = backbone(input_ids=forest.tokens[0][taken], use_cache=False)
+        computed.append(output.last_hidden_state.flatten(0, 1))
+    indices = torch.from_numpy(places).to(device)[slots]
+    return torch.cat(computed).index_select(0, indices)
 
 
 def token_logprobs(
@@ -95,7 +133,7 @@ def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Mac
 
     def passes() -> Tensor:
         with in_precision(machine):
-            hidden = states(model.base_model, forest)
+            hidden = states(backbone_of(model), forest)
             return token_logprobs(model, hidden, forest.targets, temperature)[0]
 
     return sharding.run(model, passes)
@@ -122,7 +160,7 @@ def node_values(
 
     def passes(forest: Forest) -> Tensor:
         with in_precision(machine):
-            return states(model.base_model, forest)
+            return states(backbone_of(model), forest)
 
     def compute(forest: Forest) -> Tensor:
         return values(critic, sharding.run(model, partial(passes, forest)))
@@ -146,7 +184,7 @@ def _by_node(
 ) -> list[ByNode]:
     """Compute [P] for each forest without gradients; return tree -> node -> its values."""
     batch = [(tree, range(len(tree.tree.leaves))) for tree in trees]
-    form = form_for(machine.device)
+    form = form_of(model, machine.device)
     indices = {id(tree): index for index, tree in enumerate(trees)}
     by_node: dict[tuple[int, int], Floats] = {}  # index of a tree and its node -> values
     training = model.training
@@ -174,9 +212,25 @@ def _by_node(
 
 
 def training_cost(model: Any, form: str) -> Cost:
-    """Return the costs of training ``model`` with a form of attention."""
+    """Return the costs of training ``model`` in a form."""
     weights = sum(weight.numel() for weight in model.parameters())
-    return cost_of(model.config, weights, PAIRS[form])
+    config = model.config.get_text_config(decoder=True)
+    pair = 2 * config.hidden_size * config.num_hidden_layers
+    return Cost(weights, pair, PAIRS[form], TOKENS[form])
+
+
+def price_of_rows(model: Any, trees: Sequence[Credited]) -> str:
+    """Return a line on what a model computes that learns from trees as rows; "" for any other."""
+    kind, reason = layer_kinds.learner_form(layer_kinds.described(model.config))
+    if kind == layer_kinds.TREES:
+        return ""
+    layouts = [lay_out(tree, range(len(tree.credits))) for tree in trees]
+    rows = sum(len(row) for layout in layouts for row in layout.rows)
+    unique = max(1, slots_of(layouts))
+    return (
+        f"the policy's layers have no form on trees ({reason}): it is trained as rows, which "
+        f"computes {rows:,} tokens instead of {unique:,}, {rows / unique:.1f} times as many"
+    )
 
 
 def forests_of_lanes(
@@ -190,9 +244,15 @@ def forests_of_lanes(
     pairs = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     if world.size() > 1:
         return [shares.forests_in_step(pairs, tokens, cost, machine.device)]
-    sizes = [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in pairs]
-    parts = balanced_parts(sizes, lanes(machine.device, len(pairs)))
+    parts = balanced_parts(_sizes(pairs, cost), lanes(machine.device, len(pairs)))
     return [forests([pairs[i] for i in part], tokens, cost, machine.device) for part in parts]
+
+
+def _sizes(batch: Batch, cost: Cost) -> list[int]:
+    """Return about how much each tree of a batch costs: sampled tokens, or the tokens of rows."""
+    if cost.tokens is TOKENS[ROWS]:
+        return [cost.tokens([lay_out(tree, leaves)]) for tree, leaves in batch]
+    return [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in batch]
 
 
 @contextmanager

@@ -22,26 +22,26 @@ def forests_in_step(batch: Batch, tokens: int, cost: Cost, device: str) -> Itera
     ``batch`` is equal in all processes, and has only trees with leaves. Every process must take all
     forests.
     """
-    own_forests = forests(share(batch), tokens, cost, device)
+    own_forests = forests(share(batch, cost), tokens, cost, device)
     following = next(own_forests, None)
     while world.some(following is not None):
         yield following or spare(batch, device)
         following = next(own_forests, None)
 
 
-def share(batch: Batch) -> list[tuple[Credited, Sequence[int]]]:
+def share(batch: Batch, cost: Cost) -> list[tuple[Credited, Sequence[int]]]:
     """Return this process's part of a batch: whole trees.
 
-    Parts are of a similar number of tokens, once equal prefixes are counted once.
+    Parts are of a similar number of tokens that are computed.
     """
-    parts = balanced_parts(unique_tokens(batch), world.size())
+    parts = balanced_parts(computed_tokens(batch, cost), world.size())
     return [batch[index] for index in parts[world.rank()]]
 
 
-def unique_tokens(batch: Batch) -> list[int]:
-    """Count the tokens of each tree, equal prefixes once; each process counts a part of them."""
+def computed_tokens(batch: Batch, cost: Cost) -> list[int]:
+    """Count the tokens that are computed for each tree; each process counts a part of them."""
     indices = range(world.rank(), len(batch), world.size())
-    counts = {index: len(lay_out(*batch[index]).tokens) for index in indices}
+    counts = {index: cost.tokens([lay_out(*batch[index])]) for index in indices}
     every = {index: count for counted in world.gathered(counts) for index, count in counted.items()}
     return [every[index] for index in range(len(batch))]
 

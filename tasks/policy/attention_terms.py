@@ -1,4 +1,7 @@
-"""What architectures add to attention, in every form of it: windows, bounded scores. Torch only."""
+"""What architectures add to attention, in every form of it: windows, chunks, bounded scores.
+
+Torch only.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +67,38 @@ def in_window(visible: Tensor, window: int) -> Tensor:
     positions = visible.sum(-1, keepdim=True) - 1  # of the queries in their contexts
     keys = torch.arange(visible.shape[-1], device=visible.device)
     return visible & (keys > positions - window)
+
+
+def in_chunk(visible: Tensor, chunk: int) -> Tensor:
+    """Return a mask [..., A, B], whose queries see keys from 0 on, without keys of other chunks.
+
+    A context is cut into chunks of so many tokens (Llama 4).
+    """
+    positions = visible.sum(-1, keepdim=True) - 1  # of the queries in their contexts
+    keys = torch.arange(visible.shape[-1], device=visible.device)
+    return visible & (keys // chunk == positions // chunk)
+
+
+def chunk_of(module: Any) -> int | None:
+    """Return the chunk of a layer's attention, which Llama 4 says in its masks alone, or None."""
+    config = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or kinds[module.layer_idx] != "chunked_attention":
+        return None
+    return int(config.attention_chunk_size)  # type: ignore[union-attr]
+
+
+def at_positions(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Return queries [1, heads, U, size] that grow with their position, not with their slot.
+
+    Llama 4's layers without rotation scale queries by how many tokens came before, and count those
+    of the pass. ``positions`` [U] are in their contexts.
+    """
+    if not getattr(module, "attn_temperature_tuning", None) or module.use_rope:
+        return query
+
+    def scales(before: Tensor) -> Tensor:
+        return torch.log1p(torch.floor((before + 1.0) / module.floor_scale)) * module.attn_scale + 1
+
+    counted = torch.arange(len(positions), device=query.device)
+    return (query * (scales(positions) / scales(counted))[:, None]).to(query.dtype)

@@ -19,6 +19,7 @@ from params.schema.reinforce import Lora, Update
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, sharding, world
 from tasks.policy.load_model import load_backbone, load_policy, load_tokenizer, save_model
+from tasks.policy.logits import backbone_of
 from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Learner, ValueModel
 
@@ -82,7 +83,7 @@ def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: 
 
 def _backbone(model: Any) -> Any:
     """Copy the policy without its head; all weights of the copy learn."""
-    return copy.deepcopy(adapter.merged(model).base_model).requires_grad_()
+    return copy.deepcopy(backbone_of(adapter.merged(model))).requires_grad_()
 
 
 def prepare_adapter(learner: Learner, settings: Lora | None, base: Artifact, seed: int) -> None:

@@ -1,10 +1,11 @@
-"""Which layers a policy has, by its config.json, and whether trees go through them.
+"""Which layers a policy has, by its config.json, and the form in which it learns.
 
-The learner computes a token that several trajectories share once, and the sampler of transformers
-keeps rows of keys and values. Both are right where every layer sees all tokens of its context, or a
-window of them in an architecture that names it to its attention. A layer that carries a state from
-token to token would be trained or sampled wrongly without an error. So such a policy is refused
-before any work, and so is one with layers or windows that are not known here.
+Where every layer sees all tokens of its context, or a window or a chunk of them in an architecture
+that names it to its attention, the learner computes a token that several trajectories share once:
+trees. Only architectures that have been tried are known to be right as trees. A layer that carries
+a state from token to token would be trained wrongly without an error. So any other policy learns
+from rows: each context by itself, in the model's own forward pass. What is no causal language
+model is refused before any work.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FULL = {"full_attention", "attention", "global", "mlp", "moe"}  # see all tokens, or one alone
 WINDOWS = ("sliding_attention", "chunked_attention", "local", "local_attention")
@@ -53,20 +54,57 @@ WINDOWED = {  # architectures that tell their attention of their windows; each i
     *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
     *("qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
 }
+INSTEAD = "take a causal language model of text, such as one of Llama, Qwen or Mistral"
+NO_POLICIES = {  # architectures that transformers lists as causal language models all the same
+    "blt": "which reads patches of bytes in place of tokens",
+    "cpmant": "whose layers see the tokens that come after",
+    "git": "which reads pictures",
+    "moshi": "which reads and writes sound",
+    "musicgen": "which writes sound",
+    "musicgen_melody": "which writes sound",
+    "trocr": "which reads pictures",
+    "xlnet": "whose layers see the tokens that come after",
+}
+DECODES = ("is_decoder", "causal")  # keys of encoders that may also be made causal
+CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # which they have no effect on
+TREES, ROWS = "trees", "rows"  # the forms in which a policy learns
+PLAIN_ATTENTION = {  # architectures that pass to their attention what they get; each is tried
+    *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "glm4_moe", "gpt2"),
+    *("granite", "hunyuan_v1_dense", "llama", "minimax_m2", "olmo2", "olmoe", "opt", "phi"),
+    *("seed_oss",),
+}
+CHUNKED = {"llama4_text"}
 TEXT = ("text_config", "llm_config", "language_config")  # of a policy of several kinds of input
 PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")  # whose config.json says all by itself
 REMEDY = "take a policy whose layers are all full attention, such as one of Llama, Qwen2 or Qwen3"
 
 
-def fault(config: Mapping[str, Any], context: int) -> str:
-    """Return what is wrong with the layers of a policy for contexts of so many tokens, or "".
+def refusal(config: Mapping[str, Any]) -> str:
+    """Return why a policy can be trained in no form, or "".
 
     ``config``: the parsed config.json. Where it does not say all by itself, the architecture's
     defaults are asked for, which imports transformers.
     """
     if _is_plain(config):
         return ""
-    return fault_of(_whole(config), context)
+    whole, kind = _whole(config), str(config.get("model_type"))
+    what = NO_POLICIES.get(kind) or _no_causal_model(whole, kind)
+    return f"of the architecture {kind}, {what}: {INSTEAD}" if what else ""
+
+
+def _no_causal_model(whole: Mapping[str, Any], kind: str) -> str:
+    """Return what makes an architecture no causal language model, or ""."""
+    from tasks.policy.lean_transformers import transformers
+
+    text = _of_text(whole)
+    if whole.get("is_encoder_decoder"):
+        return "which has an encoder and a decoder"
+    if kind not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return "for which transformers has no causal language model"
+    sees = text.get("use_bidirectional_attention") in (True, "all")
+    if sees or (kind not in CAUSAL and any(text.get(key) is False for key in DECODES)):
+        return "whose layers see the tokens that come after"
+    return ""
 
 
 def fault_of(config: Mapping[str, Any], context: int) -> str:
@@ -87,6 +125,49 @@ def fault_of(config: Mapping[str, Any], context: int) -> str:
                 f"{REMEDY}{shorter}"
             )
     return ""
+
+
+class LearnerForm(NamedTuple):
+    """In which form a policy learns: trees, or rows with the layers that have no form on trees."""
+
+    kind: str
+    reason: str = ""
+
+
+def learner_form(config: Mapping[str, Any], context: int | None = None) -> LearnerForm:
+    """Return the form in which a policy learns, by its config with its architecture's defaults.
+
+    Trees are for architectures that have been tried with all kinds of their layers; rows are the
+    model's own pass, which any other causal model has. ``context``: the longest in tokens; None:
+    the most that the policy has positions for.
+    """
+    text = _of_text(config)
+    kind = str(text.get("model_type"))
+    if kind not in PLAIN_ATTENTION | WINDOWED | CHUNKED:
+        return LearnerForm(ROWS, _layers_without(text, kind))
+    longest = context or _number(text.get("max_position_embeddings"))
+    kinds = _kinds(text)
+    sound = {*FULL, *(WINDOWS[:1] if kind in WINDOWED else ()), *_chunks(kind)}
+    for layers in filter(lambda each: each not in sound, kinds):
+        size = _size(text, layers) if layers in WINDOWS else None
+        if size is None or longest is None or size < longest:
+            return LearnerForm(ROWS, f"{kinds[layers]} of {sum(kinds.values())} layers {layers}")
+    return LearnerForm(TREES)
+
+
+def _chunks(kind: str) -> tuple[str, ...]:
+    return ("chunked_attention",) if kind in CHUNKED else ()
+
+
+def _layers_without(text: Mapping[str, Any], kind: str) -> str:
+    """Return which layers of an architecture that is not known as trees have no form there."""
+    kinds = _kinds(text)
+    others = [
+        f"{count} of {sum(kinds.values())} layers {layers}"
+        for layers, count in kinds.items()
+        if layers not in FULL
+    ]
+    return ", ".join(others) or f"the architecture {kind}"
 
 
 def read(name: str, revision: str | None) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -101,7 +102,13 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | N
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
     check_device(machine.device)
-    model = _model(kind, folder, revision, dtype=torch.float32, attn_implementation="sdpa")
+    load = partial(_model, kind, folder, revision, dtype=torch.float32)
+    try:
+        model = load(attn_implementation="sdpa")
+    except ValueError as error:  # an architecture without it, such as GPT-OSS
+        if "scaled_dot_product_attention" not in str(error):
+            raise
+        model = load(attn_implementation="eager")
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # which alone bounds scores (Gemma 2)
     return model.to(torch.device(machine.device))

@@ -48,6 +48,20 @@ class GivenOutput:
         return self.last_hidden_state
 
 
+def backbone_of(model: Any) -> Any:
+    """Return the layers of a policy without its head, from tokens to hidden states.
+
+    A model without a head is its own.
+    """
+    return getattr(model, _backbone(model), model)
+
+
+def _backbone(model: Any) -> str:
+    """Return the name of a policy's layers, which is not always the one it says (Llama 4)."""
+    prefix: str = model.base_model_prefix
+    return prefix if hasattr(model, prefix) else "model"
+
+
 def head_of(model: Any) -> Callable[[Tensor], Tensor]:
     """Return the function from hidden states [P, H] to logits [P, V] of a policy.
 
@@ -59,8 +73,8 @@ def head_of(model: Any) -> Callable[[Tensor], Tensor]:
         # The same weights and settings in another object: threads that compute at once each have
         # their own.
         shell = object.__new__(type(model))
-        given = GivenStates(model.base_model, states_PH[None])
-        shell.__dict__ = {**model.__dict__, model.base_model_prefix: given}
+        given = GivenStates(backbone_of(model), states_PH[None])
+        shell.__dict__ = {**model.__dict__, _backbone(model): given}
         result: Tensor = type(model).forward(shell).logits[0]
         return ids.only(result)
 

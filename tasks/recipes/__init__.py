@@ -53,7 +53,7 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
 
 
 def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:
-    """Return a line for each policy with layers that no tree goes through.
+    """Return a line for each policy that can be trained, or sampled from, in no form.
 
     One whose config.json is not here yet is checked when ``prepare`` has fetched that.
     """
@@ -67,7 +67,7 @@ def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:
     faults = []
     for key, named_policy in policies.items():
         config = _config_of(named_policy, folder)
-        if config and (fault := layer_kinds.fault(config, policy.context)):
+        if config and (fault := layer_kinds.refusal(config)):
             faults.append(f"'{key}' = {named_policy.name!r} is {fault}")
     return faults
 
