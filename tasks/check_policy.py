@@ -149,24 +149,42 @@ def check_policy(
     began = perf_counter()
     use_machine(inputs.machine)
     learner = resident.POLICIES.load_learner(Path(policy.path), inputs.machine)
-    structure, uncopied = structure_of(learner.model.config, inputs)
-    structured = perf_counter()
-    exact = inputs.machine.model_copy(update={"precision": "float32"})
-    machine = exact if uncopied else inputs.machine
-    precision = precision_of(learner, policy, inputs, machine, rows)
+    config = learner.model.config
+    with _told(config, inputs):
+        structure, uncopied = structure_of(config, inputs)
+        structured = perf_counter()
+        exact = inputs.machine.model_copy(update={"precision": "float32"})
+        machine = exact if uncopied else inputs.machine
+        precision = precision_of(learner, policy, inputs, machine, rows)
     checks = {"structure": structure, "precision": precision}
     metrics = metrics_of(checks)
-    kinds = kinds_of(learner.model.config)
-    if message := fault_of(checks, kinds, inputs):
+    if message := fault_of(checks, config, inputs):
         raise PolicyCheckError(message, metrics)
     return {
         "metrics": metrics,
-        "line": line_of(checks, kinds, machine, uncopied),
+        "line": line_of(checks, kinds_of(config), machine, uncopied),
         "seconds": {
             "structure": structured - began,
             "precision": perf_counter() - structured,
         },
     }
+
+
+@contextmanager
+def _told(config: Any, inputs: PolicyCheckInputs) -> Iterator[None]:
+    """Turn what an architecture's code or a pass over its trees raises into one message.
+
+    A RuntimeError is about the machine: memory that is short, an engine that has died.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise PolicyCheckError(
+            f"the policy ({named(kinds_of(config))}) cannot be learned and sampled with "
+            f"{_where(inputs)}: {kind}{error}; or {REMEDIES['sampler']}",
+            {},
+        ) from error
 
 
 def forget() -> None:
@@ -461,7 +479,7 @@ def metrics_of(checks: Mapping[str, Findings]) -> dict[str, float]:
 
 def named(kinds: Mapping[str, int]) -> str:
     """Return layers as text: 24 layers full_attention."""
-    return ", ".join(f"{count} layers {kind}" for kind, count in kinds.items())
+    return ", ".join(f"{n} layer{'s' * (n > 1)} {kind}" for kind, n in kinds.items())
 
 
 def line_of(
@@ -482,17 +500,20 @@ def line_of(
     return f"policy check: {named(kinds)}; " + "; ".join(said)
 
 
+REPORT = "report this as a bug with the policy's config.json"
 REMEDIES = {
-    "learner": "take another policy, or report this as a bug with the policy's config.json",
-    "gradient": "take another policy, or report this as a bug with the policy's config.json",
-    "sampler": "sample with another engine (engine.kind), take another policy, or report this as a "
-    "bug with the policy's config.json",
+    "learner": f"take another policy, or {REPORT}",
+    "gradient": f"take another policy, or {REPORT}",
+    "sampler": f"sample with another engine (engine.kind), take another policy, or {REPORT}",
+}
+DIFFER = {
+    "learner": "the learner's log-probabilities differ",
+    "gradient": "the gradient differs",
+    "sampler": "the sampler's log-probabilities differ",
 }
 
 
-def fault_of(
-    checks: Mapping[str, Findings], kinds: Mapping[str, int], inputs: PolicyCheckInputs
-) -> str:
+def fault_of(checks: Mapping[str, Findings], config: Any, inputs: PolicyCheckInputs) -> str:
     """Return the message for what exceeds its tolerance, or ""."""
     failed = [
         (check, route, found)
@@ -503,21 +524,37 @@ def fault_of(
     if not failed:
         return ""
     told = "; ".join(
-        f"in {check}, the {route}{'' if route == 'gradient' else chr(39) + 's log-probabilities'} "
-        f"differ{'s' if route == 'gradient' else ''} by {found.difference:.2g}, and at most "
+        f"in {check}, {DIFFER[route]} by {found.difference:.2g}, and at most "
         f"{found.tolerance:.2g} is a matter of rounding"
         for check, route, found in failed
     )
-    remedies = dict.fromkeys(REMEDIES[route] for _, route, _ in failed)
-    if all(check == "precision" for check, _, _ in failed):
-        remedies = dict.fromkeys(
-            [
-                "set machine.precision to float32" if inputs.machine.precision != "float32" else "",
-                *remedies,
-            ]
-        )
+    remedies = [*_of_settings(failed, config, inputs)]
+    remedies += dict.fromkeys(REMEDIES[route] for _, route, _ in failed)
     return (
-        f"the policy ({named(kinds)}) does not compute a tree as its own pass over rows does, with "
-        f"{inputs.engine.kind} on {inputs.device}: {told}. It would be trained wrongly: "
-        + "; ".join(filter(None, remedies))
+        f"the policy ({named(kinds_of(config))}) does not compute a tree as its own pass over rows "
+        f"does, with {_where(inputs)}: {told}. It would be trained wrongly: {'; '.join(remedies)}"
     )
+
+
+def _where(inputs: PolicyCheckInputs) -> str:
+    place = "servers" if inputs.served else inputs.device
+    return f"{inputs.engine.kind} on {place}"
+
+
+def _of_settings(
+    failed: Sequence[tuple[str, str, Found]], config: Any, inputs: PolicyCheckInputs
+) -> Iterator[str]:
+    """Yield what a setting may change about it."""
+    if (
+        all(check == "precision" for check, _, _ in failed)
+        and inputs.machine.precision != "float32"
+    ):
+        yield "set machine.precision to float32"
+    text = config.get_text_config(decoder=True).to_dict()
+    dropped = [f"{key} {value}" for key, value in text.items() if "drop" in key and _share(value)]
+    if dropped and any(route == "gradient" for _, route, _ in failed):
+        yield f"set {', '.join(dropped)} to 0 in the policy's config.json"
+
+
+def _share(value: Any) -> bool:
+    return isinstance(value, float) and value > 0
