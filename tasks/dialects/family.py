@@ -204,7 +204,8 @@ def _dated(name: str, options: Mapping[str, Any], tokenizer: QuotingTokenizer) -
     fields = DATES.keys() & type(config(name, {})).model_fields.keys()
     if not fields or not (name == HARMONY or _has_clock(tokenizer.tokenizer)):
         return config(name, options)
-    return config(name, {key: formatted(tokenizer.day, DATES[key]) for key in fields} | options)
+    dates = {key: formatted(tokenizer.day, DATES[key]) for key in fields}
+    return config(name, {**dates, **options})
 
 
 def _has_clock(tokenizer: Any) -> bool:

@@ -27,7 +27,13 @@ from params.schema.base import Frozen
 from tasks.dialects import family
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
 from tasks.dialects.json_values import depth, object_of, quoted
-from tasks.dialects.prompt_check import PROBE, check_prompt
+from tasks.dialects.prompt_check import (
+    PROBE,
+    Messages,
+    prompt_faults,
+    refuse,
+    template_faults,
+)
 from tasks.dialects.tags import TOOLS
 from tasks.dialects.written_turns import in_tags
 from tasks.trees import dialogue as talk
@@ -46,6 +52,7 @@ ASKED = {"role": "user", "content": "a"}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [family.PROBE_CALL]}
 THINKING = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
 ELLIPSIS = "..."
+THOUGHT_TOKENS = 16  # more than the opening of a thought has in any vocabulary
 DEPTH = 100  # levels of the values of a call, at most
 
 Message = dict[str, Any]
@@ -119,7 +126,7 @@ class NativeDialect:
         return whole[: len(opening)] == opening or self._thought_is_open(opening)
 
     def _thought_is_open(self, opening: Sequence[int]) -> bool:
-        return self.tokenizer.decode(opening).rstrip().endswith(THOUGHTS[0])
+        return bool(talk.OPENED_THOUGHT.search(self.tokenizer.decode(opening[-THOUGHT_TOKENS:])))
 
     def _marks_of_results(self) -> set[str]:
         """Return the control tokens that only a tool's result has."""
@@ -190,12 +197,21 @@ class NativeDialect:
 
     def _parsed(self, turn: list[int], prompt: list[int] | None = None) -> Any:
         """Return what the library reads in a turn, or None where it fails."""
+        before = self._known_before(prompt or self.opening)
         try:
-            return self.renderer.parse_response(
-                turn, tools=self.tools, prompt_ids=prompt or self.opening
-            )
+            return self.renderer.parse_response(turn, tools=self.tools, prompt_ids=before)
         except Exception:  # on nested or endless values of JSON, among others: an agent wrote them
             return None
+
+    def _known_before(self, prompt: list[int]) -> list[int]:
+        """Return the tokens before a turn as the library needs them to read it.
+
+        Of a template that it does not know, it knows no headers: an opened thought stands alone.
+        """
+        if self.name != family.DEFAULT:
+            return prompt
+        opened = self._thought_is_open(prompt)
+        return list(self.renderer._tokenizer.encode(THOUGHTS[0])) if opened else []
 
     def _judged(self, parsed: Any) -> Turn:
         if parsed is None or not all(map(_sound, parsed.tool_calls)):
@@ -406,15 +422,37 @@ class NativeDialect:
         begun = self._rendered([ASKED], tools)
         rendered = self.renderer.render([ASKED, message], tools=tools)
         whole = list(rendered.token_ids)
-        turn = whole[len(begun) :]
-        if whole[: len(begun)] != begun:
-            turn = self._sampled(rendered)
+        turn = self._after(self.tokenizer.decode(begun), whole)
+        if turn is None:
+            turn = self._without_thoughts(begun, rendered)
             if self._thought_is_open(begun):  # a template that drops all thoughts of the past
                 thoughts = message.get("reasoning_content", "")
                 closing = f"{thoughts}\n{THOUGHTS[1]}\n\n"
                 turn = [*self.renderer._tokenizer.encode(closing), *turn]
         last = [index for index, token in enumerate(turn) if token in self.ends]
         return turn[: last[-1] + 1] if last else turn
+
+    def _after(self, opening: str, whole: list[int]) -> list[int] | None:
+        """Return the tokens of a dialogue after its opening, or None where it begins otherwise.
+
+        The opening may end inside a token, whose rest is encoded.
+        """
+        at, most = 0, len(whole)
+        while at < most:  # the fewest tokens whose text is as long as the opening
+            middle = (at + most) // 2
+            longer = len(self.tokenizer.decode(whole[:middle])) >= len(opening)
+            at, most = (at, middle) if longer else (middle + 1, most)
+        begun = self.tokenizer.decode(whole[:at])
+        if not begun.startswith(opening):
+            return None
+        rest = self.tokenizer.encode(begun[len(opening) :], add_special_tokens=False)
+        return [*rest, *whole[at:]]
+
+    def _without_thoughts(self, begun: list[int], rendered: Any) -> list[int]:
+        """Return the tokens of a turn whose thoughts a template drops, though it opens them."""
+        header = talk.OPENED_THOUGHT.sub("", self.tokenizer.decode(begun))
+        turn = self._after(header, list(rendered.token_ids))
+        return self._sampled(rendered) if turn is None else turn
 
     def _sampled(self, rendered: Any) -> list[int]:
         """Return the tokens of a rendered turn that the library says the agent has sampled."""
@@ -476,13 +514,24 @@ def open_native(
     Raises ValueError where no family fits the policy's tokenizer and its chat template, or where
     the prompt lacks a part.
     """
+    if family.canonical(settings.renderer) in (family.AUTO, family.DEFAULT):
+        refuse("native", template_faults(tokenizer, dialogue))
     name, renderer = family.open_renderer(
         settings.renderer, settings.options, tokenizer, dialogue.date
     )
-    dialect = NativeDialect(name, renderer, tokenizer, dialogue, specs)
-    told = [] if dialect.free else [spec.name for spec in specs]
-    check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "native")
-    return dialect
+    told = [] if [spec.name for spec in specs] == [FREE_ACT] else [spec.name for spec in specs]
+    opened: list[NativeDialect] = []
+
+    def render(messages: Messages, begins: bool) -> str:
+        tokens = renderer.render_ids(list(messages), tools=None, add_generation_prompt=begins)
+        return str(tokenizer.decode(tokens))
+
+    def prompt() -> str:
+        opened.append(NativeDialect(name, renderer, tokenizer, dialogue, specs))
+        return str(tokenizer.decode(opened[0].prompt(PROBE)))
+
+    refuse("native", prompt_faults(prompt, render, dialogue, told))
+    return opened[0]
 
 
 def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:

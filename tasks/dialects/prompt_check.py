@@ -1,4 +1,4 @@
-"""Check a prompt as it is rendered, before any work: that the agent reads what it is to read.
+"""Check prompts as they are rendered, before any work: that the agent reads what it is to read.
 
 A chat template can leave out a message without an error, as one that takes contents only as lists
 of parts does, or refuse one with an exception of any kind.
@@ -8,52 +8,84 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from params.schema.agent import Dialogue
+from tasks.trees.dialogue import OPENED_THOUGHT, applied
 from tasks.trees.tree import Question
 from tasks.trees.words import compatible
 
 PROBE = Question("probe", "probe", "How many legs do 7 spiders and 9 ants have?", ("110",))
 SAID = "The number that was asked for"  # an answer, after which no template puts a mark of a turn
 REMEDY = "correct the chat template of the policy's tokenizer, or take another dialect or renderer"
+IN_QUESTIONS = "leave dialogue.system empty, and put what it says into the questions"
+TAKES_PARTS = "the policy's chat template takes contents only as lists of parts"
+AS_TEXT = "let it write a content that is a text, or take another policy"
 PLACE_OF_TOOLS = re.compile(r"\{tools\}")  # in a system message
 
+Messages = Sequence[dict[str, Any]]
+# messages, and whether the agent's header follows, -> their text
+Render = Callable[[Messages, bool], str]
 
-def check_prompt(
-    rendered: Callable[[], str], dialogue: Dialogue, tools: Sequence[str], dialect: str
-) -> None:
-    """Raise ValueError, a line for each, where a rendered prompt lacks what it was made of.
 
-    ``rendered`` returns the prompt of PROBE as text; ``tools``: the names that it has to tell.
-    """
-    try:
-        text = rendered()
-    except Exception as error:  # of a template: any kind
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        told = " a system message and" if dialogue.system.strip() else ""
-        raise ValueError(
-            f"dialect.{dialect}: the policy's chat template refuses{told} a question ({reason}): "
-            f"{_empty_system(dialogue)}{REMEDY}"
-        ) from error
-    if faults := prompt_faults(text, dialogue, tools):
+def refuse(dialect: str, faults: Sequence[str]) -> None:
+    """Raise ValueError with a line for each of these faults of a policy's chat template, if any."""
+    if faults:
         raise ValueError("\n".join(f"dialect.{dialect}: {fault}" for fault in faults))
 
 
-def _empty_system(dialogue: Dialogue) -> str:
-    if not dialogue.system.strip():
-        return ""
-    return "if it takes no system message, leave dialogue.system empty; else "
+def prompt_faults(
+    prompt: Callable[[], str], render: Render, dialogue: Dialogue, tools: Sequence[str]
+) -> list[str]:
+    """Return a line for each cause by which a prompt lacks what it was made of.
+
+    ``prompt`` returns that of PROBE as text; ``tools``: the names that it has to tell.
+    """
+    try:
+        text = prompt()
+    except Exception as error:  # of a template: any kind
+        return [refusal(error, render, dialogue)]
+    if _plain(PROBE.text) not in _plain(text):  # and with it all else, for the same cause
+        if _renders(render, _parts(PROBE.text)):
+            return [f"{TAKES_PARTS}, so the prompt lacks the question's text: {AS_TEXT}"]
+        return [f"the prompt does not have the question's text: {REMEDY}"]
+    lacking = lacking_parts(text, dialogue, tools)
+    header = header_fault(render)
+    return [*lacking, *([header] if header else [])]
 
 
-def prompt_faults(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[str]:
-    """Return what the text of a rendered prompt of PROBE lacks, each with the remedy."""
+def refusal(error: Exception, render: Render, dialogue: Dialogue) -> str:
+    """Return what an exception means that came while a prompt was rendered."""
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    if dialogue.system.strip() and _renders(render, PROBE.text):
+        return f"the policy's chat template takes no system message ({reason}): {IN_QUESTIONS}"
+    if _renders(render, _parts(PROBE.text)):
+        return f"{TAKES_PARTS} ({reason}): {AS_TEXT}"
+    return f"the policy's chat template refuses a question ({reason}): {REMEDY}"
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _renders(render: Render, content: Any) -> bool:
+    """Return whether a prompt has the text of PROBE, when it is given as this content."""
+    with suppress(Exception):  # of a template: any kind
+        return _plain(PROBE.text) in _plain(render([{"role": "user", "content": content}], True))
+    return False
+
+
+def lacking_parts(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[str]:
+    """Return what a prompt's text lacks of the system message, and which tools it does not name."""
     there = _plain(text)
     system = [part for part in PLACE_OF_TOOLS.split(dialogue.system) if part.strip()]
     faults = []
-    if _plain(PROBE.text) not in there:
-        faults.append(f"the prompt does not have the question's text: {REMEDY}")
     if any(_plain(part) not in there for part in system):
-        faults.append(f"the prompt does not have the text of dialogue.system: {REMEDY}")
+        faults.append(
+            "the prompt does not have the text of dialogue.system, which the policy's chat "
+            f"template leaves out: {IN_QUESTIONS}"
+        )
     if missing := [name for name in tools if _plain(name) not in there]:
         faults.append(
             f"the prompt does not name the tool {', '.join(missing)}, so no agent would call it: "
@@ -63,21 +95,78 @@ def prompt_faults(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[s
     return faults
 
 
-def header_fault(prompt: str, plain: str, answered: str) -> str:
+def header_fault(render: Render) -> str:
     """Return what is wrong where a prompt ends before the header of the agent's turn, or "".
 
-    ``prompt``: with the template's generation prompt, ``plain``: without; ``answered``: the same
-    messages with SAID as the agent's answer. A template may have no header at all (Mistral's).
+    A template may have no header at all (Mistral's), or refuse an answer.
     """
-    rest = answered[len(prompt) :]
-    if prompt != plain or not answered.startswith(prompt) or rest.lstrip().startswith(SAID):
+    asked = [{"role": "user", "content": PROBE.text}]
+    with suppress(Exception):  # of a template: any kind
+        answered = render([*asked, {"role": "assistant", "content": SAID}], False)
+        return _header_fault(render(asked, True), render(asked, False), answered)
+    return ""
+
+
+def _header_fault(prompt: str, plain: str, answered: str) -> str:
+    """Return the fault of a prompt, which is ``plain`` without the generation prompt."""
+    added = OPENED_THOUGHT.sub("", prompt.removeprefix(plain))
+    if added.strip() or not answered.startswith(plain) or SAID not in answered:
         return ""
-    if SAID not in rest:
+    header = answered[len(plain) :].partition(SAID)[0]
+    if not header.strip():
         return ""
+    ending = f"{{% if add_generation_prompt %}}{{{{ {header!r} }}}}{{% endif %}}"
     return (
-        f"the prompt ends before the header of the agent's turn ({rest.partition(SAID)[0]!r}), "
-        f"because the policy's chat template has no generation prompt: {REMEDY}"
+        f"the prompt ends before the header of the agent's turn ({header!r}), because the policy's "
+        f"chat template has no generation prompt: add {ending} at its end, or take another policy"
     )
+
+
+def template_faults(tokenizer: Any, dialogue: Dialogue) -> list[str]:
+    """Return a line for each cause by which a tokenizer's chat template fits no prompt."""
+
+    def render(messages: Messages, begins: bool) -> str:
+        return applied(tokenizer, messages, dialogue.date, begins)
+
+    system = {"role": "system", "content": dialogue.system}
+    asked = [{"role": "user", "content": PROBE.text}]
+    messages = [system, *asked] if dialogue.system.strip() else asked
+    return unsound(tokenizer) or prompt_faults(lambda: render(messages, True), render, dialogue, [])
+
+
+def unsound(tokenizer: Any) -> list[str]:
+    """Return what is wrong with a tokenizer that has no chat template, or one that draws."""
+    template = tokenizer.chat_template
+    if not template:
+        return [
+            "the policy's tokenizer has no chat template: put the one that the policy was trained "
+            "with into its folder as chat_template.jinja, or take a policy that has one"
+        ]
+    texts = [*template.values()] if isinstance(template, dict) else [str(template)]
+    drawing = sorted({name for text in texts for name in drawn(text)})
+    if not drawing:
+        return []
+    return [
+        f"the policy's chat template uses {' and '.join(drawing)}, so a prompt would be another "
+        "one each time: correct the chat template of the policy's tokenizer"
+    ]
+
+
+def drawn(template: str) -> set[str]:
+    """Return the names of what makes a template's text random."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        marks = [mark for mark in Environment().lex(template) if mark[1] != "whitespace"]
+    except TemplateSyntaxError:  # rendering reports it
+        return set()
+    signs = ["", *(sign for _, _, sign in marks)]
+    names = [
+        (before, name)
+        for before, (_, kind, name) in zip(signs, marks, strict=False)
+        if kind == "name"
+    ]
+    return {name for before, name in names if name == "lipsum" or (before, name) == ("|", "random")}
 
 
 def _plain(text: str) -> str:

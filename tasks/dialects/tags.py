@@ -16,7 +16,7 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
-from tasks.dialects.prompt_check import PROBE, SAID, check_prompt, header_fault
+from tasks.dialects.prompt_check import PROBE, lacking_parts, refuse, template_faults
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -138,11 +138,10 @@ def open_tags(
             f"no tool may be called {', '.join(taken)} in the dialect tags, whose own tags are "
             f"{', '.join(talk.OTHER_TAGS)}: rename it"
         )
+    refuse("tags", template_faults(tokenizer, dialogue))
     dialect = TagsDialect(tokenizer, dialogue, specs)
     told = [spec.name for spec in specs] if TOOLS in dialogue.system else []
-    check_prompt(lambda: tokenizer.decode(dialect.prompt(PROBE)), dialogue, told, "tags")
-    if fault := header_fault(*talk.openings(tokenizer, PROBE.text, SAID, dialogue.date)):
-        raise ValueError(f"dialect.tags: {fault}")
+    refuse("tags", lacking_parts(tokenizer.decode(dialect.prompt(PROBE)), dialogue, told))
     return dialect
 
 

@@ -16,7 +16,7 @@ Functions take the names of the agent's tools as ``tools``, which may leave out 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache, partial
@@ -138,31 +138,21 @@ def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], day: date) ->
     A thought that the template opens itself (DeepSeek R1's distillations, QwQ) is left out: the
     agent opens it, as in every answer in tags.
     """
-    return encode(tokenizer, OPENED_THOUGHT.sub("", _applied(tokenizer, messages, day)))
+    said = [{"role": role, "content": content} for role, content in messages]
+    return encode(tokenizer, OPENED_THOUGHT.sub("", applied(tokenizer, said, day)))
 
 
-def _applied(
-    tokenizer: Any, messages: Sequence[tuple[str, str]], day: date, begins: bool = True
+def applied(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], day: date, begins: bool = True
 ) -> str:
-    """Return what the chat template makes of messages; ``begins``: with the agent's header."""
+    """Return what the chat template makes of messages on a day.
+
+    ``begins``: with the header of the agent's turn.
+    """
     text: str = tokenizer.apply_chat_template(
-        [{"role": role, "content": content} for role, content in messages],
-        tokenize=False,
-        add_generation_prompt=begins,
-        **template_clock(day),
+        messages, tokenize=False, add_generation_prompt=begins, **template_clock(day)
     )
     return text
-
-
-def openings(tokenizer: Any, question: str, answer: str, day: date) -> tuple[str, str, str]:
-    """Return a question's prompt, the same without the agent's header, and with an answer."""
-    asked = [("user", question)]
-    answered = [*asked, ("assistant", answer)]
-    return (
-        _applied(tokenizer, asked, day),
-        _applied(tokenizer, asked, day, begins=False),
-        _applied(tokenizer, answered, day, begins=False),
-    )
 
 
 def stop_strings(tokenizer: Any, tools: Sequence[str] = ()) -> tuple[str, ...]:

@@ -1,13 +1,16 @@
 """Small tokenizers with the control tokens and the chat template of published families.
 
 Each is a byte-level BPE with a few hundred merges, so that text merges across the edges of
-messages. No template was downloaded: each is written from the documented format, and names what it
-follows; the revisions are not known. A renderer of the library needs no template: ``for_renderer``
-makes a tokenizer with the control tokens that it asks for.
+messages. The templates of this folder are written from the documented format, and name what they
+follow; the revisions are not known. Those of ``PUBLISHED`` are the models' own, which TRL brings. A
+renderer of the library needs no template: ``for_renderer`` makes a tokenizer with the control
+tokens that it asks for.
 """
 
 import re
+from dataclasses import dataclass
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ QWEN = {
     **dict.fromkeys(("<tool_call>", "</tool_call>", "<|fim_prefix|>"), False),
 }
 QWEN3 = QWEN | dict.fromkeys(("<tool_response>", "</tool_response>", "<think>", "</think>"), False)
+QWEN35 = QWEN3 | dict.fromkeys(("<|vision_end|>", "<|image_pad|>", "<|video_pad|>"), True)
 LLAMA = dict.fromkeys(
     (
         "<|begin_of_text|>",
@@ -71,17 +75,89 @@ HARMONY = dict.fromkeys(
     ),
     True,
 )
+GEMMA4 = dict.fromkeys(
+    (
+        *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>"),
+        *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+        *("<tool_response|>", '<|"|>', "<|image>", "<image|>", "<|image|>"),
+        *("<|audio>", "<audio|>", "<|audio|>", "<|video|>"),
+    ),
+    True,
+)
+GRANITE = dict.fromkeys(("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"), True)
+DEEPSEEK = {
+    **dict.fromkeys(("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"), True),
+    **dict.fromkeys(("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"), False),
+    **{
+        f"<｜tool▁{part}｜>": False
+        for part in (
+            *("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep"),
+            *("outputs▁begin", "outputs▁end", "output▁begin", "output▁end"),
+        )
+    },
+}
+GEMMA = dict.fromkeys(("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), True)
 FAMILIES = {  # name: template, control tokens, end token
     "qwen3": ("qwen3", QWEN3, "<|im_end|>"),
     "llama-3": ("llama-3", LLAMA, "<|eot_id|>"),
     "glm-4.5": ("glm-4.5", GLM, "<|endoftext|>"),
     "qwen2.5": ("qwen2.5", QWEN, "<|im_end|>"),  # the library has no renderer: default
 }
+SHAPES = {  # templates of other shapes
+    "qwq": ("qwq", QWEN3, "<|im_end|>"),
+    "smollm3": ("smollm3", QWEN3, "<|im_end|>"),
+    "granite": ("granite", GRANITE, "<|end_of_text|>"),
+    "no-generation-prompt": ("no-generation-prompt", QWEN, "<|im_end|>"),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """A chat template that TRL has as a model brings it, and the tokens of that model."""
+
+    file: str
+    control: dict[str, bool]
+    end: str
+    begin: str | None = None
+
+
+PUBLISHED = {
+    "smolvlm": Published(
+        "smolvlm", {"<end_of_utterance>": True, "<image>": True}, "<end_of_utterance>"
+    ),
+    "gemma": Published("gemma", GEMMA, "<end_of_turn>", "<bos>"),
+    "gemma-3": Published("gemma3", GEMMA, "<end_of_turn>", "<bos>"),
+    "gemma-4": Published("gemma4_v5", GEMMA4, "<turn|>", "<bos>"),
+    "llama-3.2": Published("llama3_2", LLAMA, "<|eot_id|>", "<|begin_of_text|>"),
+    "r1-distill": Published(
+        "deepseek_r1_distill", DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>"
+    ),
+    "qwen3-published": Published("qwen3", QWEN3, "<|im_end|>"),
+    "qwen3.5": Published("qwen3_5_think", QWEN35, "<|im_end|>"),
+    "gpt-oss": Published("gptoss", HARMONY, "<|return|>", "<|startoftext|>"),
+}
 
 
 def tokenizer(family: str) -> Any:
     """Return the tokenizer of a family."""
-    template, control, end = FAMILIES[family]
+    if family in PUBLISHED:
+        known = PUBLISHED[family]
+        text = (trl_templates() / f"{known.file}.jinja").read_text()
+        return small_tokenizer(text, known.control, known.end, known.begin)
+    template, control, end = (FAMILIES | SHAPES)[family]
+    begin = "<|begin_of_text|>" if "<|begin_of_text|>" in control else None
+    return small_tokenizer((TEMPLATES / f"{template}.jinja").read_text(), control, end, begin)
+
+
+def trl_templates() -> Path:
+    """Return the folder with the chat templates that TRL brings; TRL is not imported."""
+    spec = find_spec("trl")
+    assert spec and spec.origin
+    return Path(spec.origin).parent / "chat_templates"
+
+
+def small_tokenizer(template: str, control: dict[str, bool], end: str, begin: str | None) -> Any:
+    """Return a tokenizer of a few hundred merges with a chat template and control tokens."""
     plain = Tokenizer(BPE())
     plain.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -96,14 +172,13 @@ def tokenizer(family: str) -> Any:
         show_progress=False,
     )
     plain.train_from_iterator(TEXTS * 3, trainer)
-    tokens = [AddedToken(text, special=special) for text, special in control.items()]
-    plain.add_tokens(tokens)
+    plain.add_tokens([AddedToken(text, special=special) for text, special in control.items()])
     return PreTrainedTokenizerFast(
         tokenizer_object=plain,
         eos_token=end,
         pad_token="<|endoftext|>" if "<|endoftext|>" in control else end,
-        bos_token="<|begin_of_text|>" if "<|begin_of_text|>" in control else None,
-        chat_template=(TEMPLATES / f"{template}.jinja").read_text(),
+        bos_token=begin,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
 

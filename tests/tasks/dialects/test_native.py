@@ -223,6 +223,51 @@ def test_written_calls_are_read_as_they_were_meant(name):
             assert dialect.call(text) == call
 
 
+# ---- thoughts that the template opens
+
+
+CODED = (
+    "<tool_call>\n<function=python>\n<parameter=code>\n7\n</parameter>\n</function>\n</tool_call>"
+)
+OPENING = {  # tokenizer, renderer -> a call
+    ("qwq", "default"): '<tool_call>\n{"name": "python", "arguments": {"code": "7"}}\n</tool_call>',
+    ("qwen3.5", "auto"): CODED,
+    ("r1-distill", "default"): "",
+    ("r1-distill", "deepseek-r1"): "",
+}
+
+
+@pytest.mark.parametrize("name", OPENING)
+def test_a_turn_goes_on_in_the_thought_that_a_template_opens(name):
+    """What a template opens belongs to the turn: QwQ, Qwen3.5, DeepSeek R1's distillations."""
+    speaks, call = tokenizer_of(name[0]), OPENING[name]
+    options = {"tool_parser": "qwen3"} if name[0] == "qwq" else {}
+    tools = [PYTHON] if call else []
+    dialect = DIALECT.open(Native(renderer=name[1], options=options), speaks, layout(), tools)
+    prompt = dialect.prompt(QUESTION)
+    assert speaks.decode(prompt).rstrip().endswith("<think>")
+
+    def read(text):
+        turn = np.append(ids(name[0], text), np.int32(speaks.eos_token_id))
+        return dialect.read(prompt, turn, text, "end")
+
+    text = "I add \\boxed{6}.\n</think>\n\nIt is \\boxed{7}."
+    assert (read(text).outcome, read(text).said) == (Outcome.ANSWER, "It is \\boxed{7}.")
+    assert (dialect.answer([text]), dialect.faults([text], Outcome.ANSWER)) == ("7", [])
+    open_ended = "I think of \\boxed{7}"
+    assert read(open_ended).outcome == Outcome.NO_ANSWER
+    assert dialect.faults([open_ended], Outcome.NO_ANSWER) == ["answer"]
+    if call:
+        acted = read(f"I run it.\n</think>\n\n{call}")
+        assert (acted.outcome, acted.call) == (Outcome.CALL, Call("python", "7"))
+    parts = [("<think>I run it.</think><python>7</python>", True), ("<result>7</result>", False)]
+    parts = [*parts * bool(call), ("<think>So.</think><answer>\\boxed{7}</answer>", True)]
+    own = [speaks.decode(tokens[mask]) for tokens, mask in dialect.trace(QUESTION, parts)]
+    end = speaks.eos_token
+    acts = [f"I run it.\n</think>\n\n{call}{end}"] * bool(call)
+    assert "".join(own) == "".join([*acts, f"So.\n</think>\n\n\\boxed{{7}}{end}"])
+
+
 # ---- prompts and settings
 
 

@@ -22,46 +22,66 @@ LATER = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n
 TEMPLATES = {
     "sound": HEAD + CONTENT + ENDS + BEGINS,
     "parts alone": HEAD + PARTS + ENDS + BEGINS,
+    "parts asked": HEAD + "{{ m.content[0].text.strip() }}" + ENDS + BEGINS,
+    "all refused": "{{ raise_exception('not me') }}",
+    "drawn": HEAD
+    + "{{ [m.content] | random }}{{ lipsum(1) }}{# |random #} |random"
+    + ENDS
+    + BEGINS,
+    "none": "",
+    "thought alone": HEAD + CONTENT + ENDS + "{% if add_generation_prompt %}<think>\n{% endif %}",
     "system left out": LATER + CONTENT + ENDS + BEGINS,
     "system refused": FIRST_SYSTEM + HEAD + CONTENT + ENDS + BEGINS,
+    "no header of system": LATER + CONTENT + ENDS,
     "no generation prompt": HEAD + CONTENT + ENDS,
     "no header": "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
     "{% else %}{{ m.content }}{% endif %}{% endfor %}",
-    "opens a thought": HEAD + CONTENT + ENDS + BEGINS.replace("\\n{%", "\\n<think>\\n{%"),
+    "with a date": "{{ strftime_now('%d %b %Y') }}\n" + HEAD + CONTENT + ENDS + BEGINS,
+    "opens a thought": HEAD + CONTENT + ENDS + BEGINS.replace("\n{%", "\n<think>\n{%"),
 }
 SAID = {
-    "parts alone": "does not have the question's text",
-    "system left out": "does not have the text of dialogue.system",
-    "system refused": r"refuses a system message and a question \(no system role\): if it takes no",
-    "no generation prompt": r"header of the agent's turn \('<\|im_start\|>assistant\\n'\)",
+    "parts alone": "takes contents only as lists of parts, so the prompt lacks the question's text",
+    "parts asked": r"contents only as lists of parts \(.* has no attribute 'text'\): let it",
+    "system left out": "not have the text of dialogue.system, which .* leave dialogue.system empty",
+    "system refused": r"takes no system message \(no system role\): leave dialogue.system empty",
+    "all refused": r"refuses a question \(not me\): correct the chat template",
+    "no generation prompt": r"agent's turn \('<\|im_start\|>assistant\\n'\).*add {% if",
+    "thought alone": r"header of the agent's turn \('<\|im_start\|>assistant\\n'\)",
+    "drawn": "uses lipsum and random, so a prompt would be another one each time",
+    "none": "has no chat template: put the one that the policy was trained with",
 }
 
 
-def opened(template, dialect=tags, system="Be brief.", specs=()):
+def opened(template, dialect=tags, system="Be brief.", specs=(), renderer="default"):
     speaks = tokenizer("qwen2.5")
     speaks.chat_template = TEMPLATES[template]
     sizes = {"turn_tokens": 99, "result_tokens": 99, "response_tokens": 999, "tool_calls": 3}
     kind = dialect.DIALECT
-    settings = kind.settings(renderer="default") if dialect is native else kind.settings()
+    settings = kind.settings(renderer=renderer) if dialect is native else kind.settings()
     return speaks, kind.open(settings, speaks, Dialogue(system=system, **sizes), specs)
 
 
+@pytest.mark.parametrize("dialect", [tags, native], ids=["tags", "native"])
 @pytest.mark.parametrize("template", SAID)
-def test_a_template_that_leaves_out_a_part_is_refused_once_with_the_cause(template):
-    with pytest.raises(ValueError, match=rf"^dialect\.tags: the .*{SAID[template]}") as refused:
-        opened(template, system="" if template == "parts alone" else "Be brief.")
+def test_a_template_that_leaves_out_a_part_is_refused_once_with_the_cause(template, dialect):
+    name = dialect.__name__.rpartition(".")[2]
+    with pytest.raises(ValueError, match=rf"^dialect\.{name}: the .*{SAID[template]}") as refused:
+        opened(template, dialect, specs=[PYTHON])
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_a_template_is_judged_before_its_family():
+    """``auto`` would say that it is the template of no family."""
+    with pytest.raises(ValueError, match="takes no system message"):
+        opened("system refused", native, renderer="auto")
+
+
 def test_a_prompt_that_lacks_several_parts_has_a_line_for_each():
-    with pytest.raises(ValueError, match="question") as refused:
-        opened("parts alone", native, specs=[PYTHON])
-    assert [
-        line.partition(" the prompt does not ")[2][:9] for line in str(refused.value).splitlines()
-    ] == [
-        "have the ",
-        "have the ",
-        "name the ",
+    with pytest.raises(ValueError, match="system") as refused:
+        opened("no header of system", native, specs=[PYTHON])
+    assert [line[:58] for line in str(refused.value).splitlines()] == [
+        "dialect.native: the prompt does not have the text of dialo",
+        "dialect.native: the prompt ends before the header of the a",
     ]
 
 
@@ -73,7 +93,7 @@ def test_a_tool_is_described_by_the_template_or_by_the_recipe():
     opened("sound", system="{tools}", specs=[PYTHON])
 
 
-@pytest.mark.parametrize("template", ["sound", "no header", "opens a thought"])
+@pytest.mark.parametrize("template", ["sound", "no header", "opens a thought", "with a date"])
 @pytest.mark.parametrize("system", ["", "Be brief."])
 def test_a_sound_template_is_taken(template, system):
     speaks, dialect = opened(template, system="" if template == "no header" else system)
