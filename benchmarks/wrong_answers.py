@@ -27,6 +27,7 @@ from tasks.engines.servers.fleet import Fleet
 from tasks.engines.servers.patience import Patience
 from tasks.engines.servers.weights_check import ServedPolicy, reference_of
 from tasks.engines.turns import TurnRequest
+from tasks.policy import token_ids
 from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.trees import marks
 from tests.sampling_server import RIGHT, WAYS, sampling, spoiling
@@ -52,15 +53,15 @@ Row = tuple[str, Outcome, Outcome]  # address of a wrong server; alone, and in a
 def described(folder: Path) -> tuple[ServedPolicy, list[TurnRequest]]:
     """Return the policy in a folder, for servers, and turns to ask them for."""
     model = load_policy(folder, Machine(threads=1, device="cpu", precision="float32")).eval()
-    size, tokenizer = model.config.vocab_size, load_tokenizer(folder)
-    pieces, reference = marks.token_texts(tokenizer, size), reference_of(folder, model, KIND)
+    ids, tokenizer = token_ids.of(model), load_tokenizer(folder)
+    pieces, reference = marks.token_texts(tokenizer, ids.end), reference_of(folder, model, KIND)
     random, ends = np.random.default_rng(0), (tokenizer.eos_token_id,)
-    contexts = random.integers(3, size, (TURNS, CONTEXT)).astype(np.int32)
+    contexts = random.integers(3, ids.end, (TURNS, CONTEXT)).astype(np.int32)
     turns = [
         TurnRequest(tokens, seed, TOKENS, 1.0, 1.0, (), ends, (), bytes([seed]))
         for seed, tokens in enumerate(contexts)
     ]
-    return ServedPolicy(folder, "the right version", size, pieces, reference), turns
+    return ServedPolicy(folder, "the right version", ids, pieces, reference), turns
 
 
 KIND = "transformers"

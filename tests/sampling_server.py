@@ -377,6 +377,12 @@ def other_digests(to: Spoiler, number: int, headers: Mapping[str, str], content:
     to.send(number, headers, changed)
 
 
+def no_leaving_out(to: Spoiler, number: int, headers: Mapping[str, str], content: bytes) -> None:
+    """As a server of an earlier version, whose worker has no such method."""
+    asked = b"draw_from" in to.asked
+    to.send(404 if asked else number, headers, b'{"error": "no method"}' if asked else content)
+
+
 LATE = "in time"
 RIGHT = Way(Spoiler.send)
 WAYS: dict[str, Way] = {
@@ -439,6 +445,7 @@ WAYS: dict[str, Way] = {
     "no version": version(None),
     "log-probabilities of another policy": replace(choices(_lower, "nats"), after=0),
     "weights of another policy": Way(other_digests, (RPC,), says="by its digest"),
+    "padded rows are drawn": Way(no_leaving_out, (RPC,), says="cannot leave out ids"),
     "a file to send that is none": Way(other_missing, (POLICIES,), says="which files"),
     "results that are none": Way(no_results, (RPC,), says="results"),
 }

@@ -11,6 +11,7 @@ import numpy as np
 
 from tasks.engines.turns import Drawn, TurnRequest
 from tasks.engines.vllm_options import MEASURED
+from tasks.policy.token_ids import TokenIds
 from tasks.trees import marks
 
 ROUNDING = 1e-4  # nats by which a log-probability may be above 0, and an entropy outside 0 to 1
@@ -19,11 +20,11 @@ FINISHES = (None, "stop", "length")  # why a turn ended; None: the transformers 
 
 
 def fault(
-    answer: Any, turns: Sequence[TurnRequest], vocabulary: int, pieces: Sequence[str]
+    answer: Any, turns: Sequence[TurnRequest], ids: TokenIds, pieces: Sequence[str]
 ) -> str | None:
     """Return what is wrong with the parsed answer to a request for turns, or None.
 
-    ``vocabulary``: tokens of the policy; ``pieces``: the text of each, at least.
+    ``ids``: those of the policy that have a token; ``pieces``: the text of each, at least.
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list):
@@ -31,30 +32,28 @@ def fault(
     if len(choices) != len(turns):
         return f"{len(choices)} choices instead of {len(turns)}"
     pairs = zip(choices, turns, strict=True)
-    faults = (_of_choice(choice, turn, vocabulary, pieces) for choice, turn in pairs)
+    faults = (_of_choice(choice, turn, ids, pieces) for choice, turn in pairs)
     return next((f"choice {number}: {one}" for number, one in enumerate(faults) if one), None)
 
 
-def _of_choice(
-    choice: Any, turn: TurnRequest, vocabulary: int, pieces: Sequence[str]
-) -> str | None:
+def _of_choice(choice: Any, turn: TurnRequest, ids: TokenIds, pieces: Sequence[str]) -> str | None:
     if not isinstance(choice, dict):
         return "no object"
     return (
-        _of_tokens(choice.get("token_ids"), turn, vocabulary)
+        _of_tokens(choice.get("token_ids"), turn, ids)
         or _of_measures(choice.get("logprobs"), len(choice["token_ids"]))
         or _of_end(choice, turn, pieces)
     )
 
 
-def _of_tokens(tokens: Any, turn: TurnRequest, vocabulary: int) -> str | None:
+def _of_tokens(tokens: Any, turn: TurnRequest, ids: TokenIds) -> str | None:
     if not isinstance(tokens, list):
         return "no list of token_ids"
     if not 1 <= len(tokens) <= turn.max_tokens:
         return f"{len(tokens)} tokens, and 1 to {turn.max_tokens} were asked for"
-    unknown = [one for one in tokens if type(one) is not int or not 0 <= one < vocabulary]
+    unknown = [one for one in tokens if type(one) is not int or one not in ids]
     if unknown:
-        return f"{_shown(unknown[0])} is no token of this policy, which has {vocabulary}"
+        return f"{_shown(unknown[0])} is no token of this policy, which has {ids.count}"
     return None
 
 

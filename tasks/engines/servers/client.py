@@ -27,6 +27,7 @@ from tasks.trees.words import printable
 
 if TYPE_CHECKING:
     from tasks.engines.servers.weights_check import ServedPolicy
+    from tasks.policy.token_ids import TokenIds
 
 TRANSFER = "BEAMLINE_TRANSFER"  # environment variable: how weights get to a server
 PARALLEL_REQUESTS = 256  # requests for turns that a server gets at the same time
@@ -151,7 +152,7 @@ class EngineServer:
         self.answered = 0.0  # time.monotonic() of the last answer to a request for turns
 
     def sample(
-        self, turns: Sequence[TurnRequest], version: str, vocabulary: int, pieces: Sequence[str]
+        self, turns: Sequence[TurnRequest], version: str, ids: TokenIds, pieces: Sequence[str]
     ) -> list[Drawn | Failure]:
         """Sample turns with the weights ``version``; results in their order.
 
@@ -164,7 +165,7 @@ class EngineServer:
             batch = [turns[index] for index in indices]
             try:
                 if not failures:
-                    return self._batch(batch, version, vocabulary, pieces)
+                    return self._batch(batch, version, ids, pieces)
             except (ServerFailedError, UnfitRequestError, ValueError) as error:
                 failures.append(error)
             return failures[:1] * len(batch)
@@ -215,24 +216,44 @@ class EngineServer:
         self._worker("name_policy", version)
 
     def check_weights(self, policy: ServedPolicy) -> None:
-        """Raise StaleWeightsError where the server has other weights than those of a policy."""
+        """Raise StaleWeightsError where the server has other weights than those of a policy.
+
+        From now on it draws no ids but those that have a token. Raises ValueError for a server that
+        cannot leave out others.
+        """
         from tasks.engines.servers.weights_check import difference, turns_after_prompt
 
         def drawn() -> list[Drawn]:
-            turns = turns_after_prompt(policy.vocabulary)
+            turns = turns_after_prompt(policy.ids.end)
             batches = [[turns[index] for index in batch] for batch in self.calls.batches(turns)]
-            how = policy.version, policy.vocabulary, policy.pieces
+            how = policy.version, policy.ids, policy.pieces
             return [turn for batch in batches for turn in self._batch(batch, *how)]
 
         held = self._told("policy")
         if held != policy.version:
             raise self._stale(held, policy.version)
+        self._leave_out(policy)
         if other := difference(policy.reference, self.weight_digest, drawn):
             raise StaleWeightsError(
                 self.name,
                 f"it says that it has the weights '{policy.version}' and has others: {other}: "
                 "start it again",
             )
+
+    def _leave_out(self, policy: ServedPolicy) -> None:
+        """Have the server draw no id of its policy that has no token."""
+        told = policy.ids.told()
+        try:
+            drawn = self._told("draw_from", told, policy.version)
+        except (ServerFailedError, UnfitRequestError) as error:
+            if getattr(error, "status", 500) not in (*NO_SUCH_CALL, 500):
+                raise
+            raise ValueError(
+                f"engine.servers: {self.name} cannot leave out ids that the tokenizer has not: "
+                f"start it again with `make serve` of this version of Beamline ({error})"
+            ) from None
+        if drawn != told:
+            raise self._stale(self._told("policy"), policy.version)
 
     def check(self) -> None:
         """Raise ValueError where another kind of server answers."""
@@ -289,7 +310,7 @@ class EngineServer:
         return missing
 
     def _batch(
-        self, turns: Sequence[TurnRequest], version: str, vocabulary: int, pieces: Sequence[str]
+        self, turns: Sequence[TurnRequest], version: str, ids: TokenIds, pieces: Sequence[str]
     ) -> list[Drawn]:
         """Sample the turns of one request."""
         begun, patience = time.monotonic(), self.patience
@@ -306,7 +327,7 @@ class EngineServer:
         answered_version = reply.headers.get(VERSION_HEADER, "")
         if answered_version != version:
             raise self._stale(answered_version, version)
-        if wrong := answers.fault(answer, turns, vocabulary, pieces):
+        if wrong := answers.fault(answer, turns, ids, pieces):
             raise self._failed(f"{GENERATE}: a wrong answer: {wrong}")
         self.answered = time.monotonic()
         return [answers.parse_choice(choice) for choice in answer["choices"]]

@@ -111,7 +111,7 @@ class Fleet:
         policy = self._await_a_server(describe, version, wait)
         with self.lock:  # another thread may have taken all of them down, or changed the policy
             parts = self._dealt(left) if self.up and self.policy is policy else {}
-        how = policy.version, policy.vocabulary, policy.pieces
+        how = policy.version, policy.ids, policy.pieces
         with ThreadPoolExecutor(max(1, len(parts))) as pool:
             waiting = [
                 (server, indices, pool.submit(server.sample, [turns[i] for i in indices], *how))

@@ -13,7 +13,7 @@ from tasks.engines.contract import Engine, check_room
 from tasks.engines.servers.fleet import Fleet
 from tasks.engines.servers.weights_check import ServedPolicy, reference_of
 from tasks.engines.turns import Drawn, TurnRequest, TurnSession
-from tasks.policy import checkpoint
+from tasks.policy import checkpoint, token_ids
 from tasks.trees import marks
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class ServersEngine:
         """Return what servers need of the policy, and what they are held against."""
         folder = self.folder().absolute()
         reference = reference_of(folder, self.model, self.fleet.kind)
-        size = self.model.config.vocab_size
-        return ServedPolicy(folder, self.digest, size, self.texts, reference)
+        ids = token_ids.of(self.model)
+        return ServedPolicy(folder, self.digest, ids, self.texts, reference)
 
     def release(self) -> None:
         """Do nothing: the servers have memory of their own."""

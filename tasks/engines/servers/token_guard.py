@@ -26,7 +26,9 @@ Headers = Iterable[tuple[bytes, bytes]]
 GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
 # Calls that change no weights; the version is unknown after any other one, and the run loads anew.
 HARMLESS = (GENERATE, "/reset_prefix_cache", "/pause", "/resume")
-HARMLESS_METHODS = ("measure_entropies", "sample_trees", "policy", "weight_digest")  # by RPC
+HARMLESS_METHODS = (  # by RPC
+    *("measure_entropies", "sample_trees", "draw_from", "policy", "weight_digest"),
+)
 NAMING_METHODS = {"load_folder": 1, "name_policy": 0}  # by RPC -> which argument is the version
 
 

@@ -20,7 +20,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tasks.engines.turns import Drawn, TurnRequest
-from tasks.policy import sharding
+from tasks.policy import sharding, token_ids
+from tasks.policy.token_ids import TokenIds
 
 COMPARED = 8  # weights that are compared, evenly over the names: a call each, of some milliseconds
 LARGEST = 2**24  # bytes in float32 of a weight that is compared: 20 ms to digest
@@ -39,7 +40,8 @@ class Reference:
 
     # Name -> digest -> the precision that gives it; bfloat16 where both give the same.
     digests: Mapping[str, Mapping[str, torch.dtype]]
-    logprobs: NDArray[np.float32] | None  # [V] after ``prompt_of(V)``; None: not known here
+    # [V] after ``prompt_of(V)``, V the ids up to the last that has a token; None: not known here
+    logprobs: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ServedPolicy:
 
     folder: Path
     version: str
-    vocabulary: int
+    ids: TokenIds  # those that have a token
     pieces: Sequence[str]  # the text of each token, at least
     reference: Reference
 
@@ -101,10 +103,11 @@ def _logprobs(model: Any) -> NDArray[np.float32] | None:
     """Return log-probabilities [V] of the token after the prompt, None for a part of a model."""
     if sharding.is_sharded(model):
         return None
-    tokens = torch.from_numpy(prompt_of(model.config.vocab_size)).long()[None]
+    ids = token_ids.of(model)
+    tokens = torch.from_numpy(prompt_of(ids.end)).long()[None]
     with torch.no_grad():
         logits = model(tokens.to(model.device), use_cache=False).logits[0, -1]
-    scores: NDArray[np.float32] = logits.float().log_softmax(-1).cpu().numpy()
+    scores: NDArray[np.float32] = ids.only(logits).float().log_softmax(-1).cpu().numpy()
     return scores
 
 

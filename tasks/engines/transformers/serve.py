@@ -31,6 +31,7 @@ from tasks.engines.servers import command
 from tasks.engines.servers.token_guard import GENERATE, RPC, Guard
 from tasks.engines.servers.weights_check import digest_of
 from tasks.engines.transformers.transformers_engine import TransformersEngine
+from tasks.policy import token_ids
 from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.machine import use_machine
 from tasks.policy.resident import to_sample
@@ -59,6 +60,17 @@ class Served:
             model = to_sample(load_policy(Path(folder), self.machine), self.machine)
             self.held = TransformersEngine(model, load_tokenizer(Path(folder)))
             self.version = version
+
+    def draw_from(self, told: str, version: str) -> str:
+        """Draw no ids but those told of (``TokenIds.told``), from the weights ``version``.
+
+        Return the ids that are drawn now; "" where these are not the weights.
+        """
+        with self.lock:
+            if version != self.version:
+                return ""
+            self.engine.model.token_ids = token_ids.parse(told)
+            return told
 
     def policy(self) -> str:
         """Return the version of the weights that were last loaded; "" for those of the start."""
@@ -100,6 +112,7 @@ def app_of(served: Served) -> Starlette:
     """Return the application, without its guard."""
     methods: dict[str, Callable[..., Any]] = {
         "sample_trees": lambda: None,  # says that this is the transformers engine
+        "draw_from": served.draw_from,
         "policy": served.policy,
         "weight_digest": served.weight_digest,
         "load_folder": served.load_folder,

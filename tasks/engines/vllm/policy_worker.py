@@ -21,6 +21,8 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from tasks.engines.vllm_options import MEASURED
+from tasks.policy import token_ids
+from tasks.policy.token_ids import TokenIds
 
 TIED = "tie_word_embeddings"
 Named = Iterable[tuple[str, Tensor]]
@@ -31,33 +33,47 @@ class MeasuringSampler(Sampler):
 
     Logprobs are those at the sampling temperature, before top-p. A request for the logprobs of the
     ``MEASURED`` likeliest tokens gets the sampled token's, and under another token's id the entropy
-    over the full vocabulary, divided by ln|V|: so both fit the answers that vLLM has.
+    over the vocabulary V, divided by ln|V|: so both fit the answers that vLLM has. V are ``ids``,
+    those that have a token: no other one is drawn.
     """
+
+    ids: TokenIds | None = None  # None: all
 
     def sample(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *rest: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
         """Return sampled tokens [rows], and logprobs [rows, vocabulary] at the temperature."""
+        if self.ids:
+            leave_out(logits, self.ids)
         temperature = sampling_metadata.temperature
         tempered = logits if temperature is None else logits / temperature[:, None]
         logprobs = tempered.log_softmax(-1, dtype=torch.float32)  # vLLM changes logits in place
         sampled, _ = super().sample(logits, sampling_metadata, *rest, **options)
         return sampled, logprobs
 
-    @staticmethod
-    def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
+    def gather_logprobs(
+        self, logprobs: Tensor, num_logprobs: int, token_ids: Tensor
+    ) -> LogprobsTensors:
         """Return the ids and values [rows, 2] of the sampled token's logprob and of the entropy."""
         if num_logprobs != MEASURED:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
-        vocabulary = logprobs.shape[-1]
+        ids = self.ids or TokenIds(logprobs.shape[-1])
         sampled_logprobs = logprobs.gather(-1, token_ids[:, None])
-        entropies = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1) / math.log(vocabulary)
-        other = (token_ids + 1) % vocabulary  # the id of the entropy's place
+        entropies = -(logprobs.exp() * logprobs).nan_to_num(0.0).sum(-1) / math.log(ids.count)
+        other = (token_ids + 1) % ids.end  # the id of the entropy's place
         return LogprobsTensors(
             torch.stack([token_ids, other], -1).to(torch.int32),
             torch.cat([sampled_logprobs, entropies.clamp(0, 1)[:, None]], -1),
             torch.zeros_like(token_ids),  # ranks, not used
         )
+
+
+def leave_out(logits: Tensor, ids: TokenIds) -> None:
+    """Make ids that have no token impossible, in place. logits [rows, vocabulary]"""
+    logits[:, ids.end :] = -math.inf
+    if ids.holes:
+        holes = torch.tensor(ids.holes, device=logits.device)
+        logits.index_fill_(-1, holes, -math.inf)
 
 
 class PolicyWorker:
@@ -76,6 +92,17 @@ class PolicyWorker:
                 " set VLLM_USE_V2_MODEL_RUNNER=0"
             )
         sampler.__class__ = MeasuringSampler
+
+    def draw_from(self, told: str, version: str) -> str:
+        """Draw no ids but those told of (``TokenIds.told``), from the weights ``version``.
+
+        Return the ids that are drawn now; "" where these are not the weights.
+        """
+        if version != self.policy_version:
+            return ""
+        self.measure_entropies()
+        self.model_runner.sampler.ids = token_ids.parse(told)
+        return told
 
     def policy(self) -> str:
         """Return the version of the weights that were last loaded; "" for those of the start."""

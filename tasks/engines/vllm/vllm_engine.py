@@ -18,6 +18,8 @@ from params.schema.base import Machine
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest, TurnSession, stop_texts
 from tasks.engines.vllm.connection import LocalVllm, free_gpu_memory
+from tasks.policy import token_ids
+from tasks.policy.token_ids import TokenIds
 from tasks.trees import marks
 
 RESTARTS = 3  # of a vLLM that dies while it samples, before the rollout fails
@@ -37,6 +39,7 @@ class VllmEngine:
         self.config: Any = None  # of the policy
         self.tokenizer: Any = None
         self.folder: Callable[[], Path] = Path
+        self.ids = TokenIds(0)  # of the policy's, those that have a token
         self.digest = ""  # of the policy
         self.loaded = ""  # digest of the policy that vLLM has; "" for none
 
@@ -51,7 +54,7 @@ class VllmEngine:
         if before is not None and before.to_diff_dict() != model.config.to_diff_dict():
             self.close()
         self.model, self.tokenizer, self.folder = model, tokenizer, folder
-        self.digest = digest
+        self.ids, self.digest = token_ids.of(model), digest
 
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine once for each of the recipe's lanes."""
@@ -112,11 +115,13 @@ class VllmEngine:
             if self.connection and self.loaded != self.digest:
                 try:
                     self.connection.load(self.model, self.folder)
+                    self._mask(self.connection)
                     self.loaded = self.digest
                 except (EngineDiedError, RuntimeError) as error:
                     self._discard(self.connection, error)
             if not self.connection:
                 self.connection = self._start()
+                self._mask(self.connection)
                 self.loaded = self.digest
             return self.connection
 
@@ -126,6 +131,10 @@ class VllmEngine:
             if self.connection is connection:
                 print(f"{error}: restarting it; unfinished turns are sampled again", flush=True)
                 self.close()
+
+    def _mask(self, connection: LocalVllm) -> None:
+        """Have vLLM draw no id that the policy's tokenizer has not."""
+        connection.call("worker", "draw_from", self.ids.told(), "")
 
     def _start(self) -> LocalVllm:
         """Start vLLM in a process here."""

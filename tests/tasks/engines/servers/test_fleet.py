@@ -27,6 +27,7 @@ from tasks.engines.servers.weights_check import Reference, difference, digest_of
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.engines.turns import EngineDiedError
 from tasks.ledger.artifacts import Artifact
+from tasks.policy import token_ids
 from tasks.rollouts.rounds import grow
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tables import save_trees
@@ -203,6 +204,20 @@ def test_weights_in_bfloat16_are_the_learners(servers, engine, policy, made, tmp
 
     assert difference(described.reference, given.get, lambda: drawn(0)) is None
     assert "nats" in difference(described.reference, given.get, lambda: drawn(-1))
+
+
+def test_ids_without_a_token_are_left_out(servers, engine, policy, tokenizer, tmp_path):
+    model, rows = copy.deepcopy(policy), len(tokenizer) + 20
+    model.resize_token_embeddings(rows, mean_resizing=False)
+    with torch.no_grad():  # one of two opposite rows is the likeliest after any context
+        weight = model.get_output_embeddings().weight
+        weight[len(tokenizer) :] = 50 * torch.cat([weight[5:15], -weight[5:15]])
+    token_ids.note(model, tokenizer)
+    held = engine(model, save(model, tokenizer, tmp_path / "padded"), servers)
+    samples = sampled(held, len(tokenizer), temperature=5.0, count=6)
+    assert all((sample.tokens < len(tokenizer)).all() for sample in samples)
+    here = TransformersEngine(model, tokenizer)
+    check_close(samples, sampled(here, len(tokenizer), temperature=5.0, count=6))
 
 
 def test_server_needs_the_token(servers, made, monkeypatch):
