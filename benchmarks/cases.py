@@ -199,7 +199,7 @@ class EveryTurnCalls(TagsDialect):
     def read(self, prompt: Tokens, turn: Tokens, text: str, stopped: str) -> Turn:
         """Read a turn as a call of the world's tool, or as the end of the dialogue."""
         if calls_again(occurrences(prompt, self.opening), turn, *self.world.calls):
-            return Turn(Outcome.CALL, Call(self.world.tool.name, text))
+            return Turn(Outcome.CALL, (Call(self.world.tool.name, text),))
         return Turn(Outcome.NO_ANSWER)
 
 

@@ -401,7 +401,7 @@ def go_on(
 ) -> bool:
     """Append what answers a call, or begin the next step's prompt; False: there is no room."""
     tokens, dialogue = np.array(turn, np.int32), game.dialogue
-    episode.past.append(Exchange(tokens, tokenizer.decode(turn), call, seen))
+    episode.past.append(Exchange(tokens, tokenizer.decode(turn), (call,), (seen,)))
     left = dialogue.response_tokens - episode.spent
     if dialogue.prompt_tokens is not None:
         shown = shown_text(episode.past, seen, dialogue)
@@ -412,7 +412,7 @@ def go_on(
         return fits
     limit = min(dialogue.result_tokens, left - 1)
     before = np.array(episode.history[: -len(turn)], np.int32)
-    written = game.dialect.observe(before, tokens, call, seen, limit)
+    written = game.dialect.observe(before, tokens, [call], [seen], limit)
     assert written, "a dialogue in tags goes on from any tokens"
     fits = len(written[1]) <= limit
     if fits:

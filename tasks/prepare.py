@@ -285,7 +285,12 @@ def rules_of(inputs: PrepareInputs, scorers: Scorers) -> Rules:
 
     return Rules(
         problems=problems,
-        trace_problem=partial(trace_gate.trace_fault, tools=tools, world=bool(inputs.environment)),
+        trace_problem=partial(
+            trace_gate.trace_fault,
+            tools=tools,
+            world=bool(inputs.environment),
+            several=_may_call_together(inputs),
+        ),
         right=partial(right, scorers),
         longest_trace=context * unusable.CHARACTERS_A_TOKEN,
     )
@@ -443,6 +448,11 @@ class QuestionTables:
                 yield pd.DataFrame(entries, dtype=object)
 
 
+def _may_call_together(inputs: PrepareInputs) -> bool:
+    """Return whether a turn of a written trace may make several calls; an act is a turn's only."""
+    return dialect_kind(inputs.dialect).several_calls and not inputs.environment
+
+
 def check_traces(
     written_traces: TraceTable,
     material: Material,
@@ -457,7 +467,8 @@ def check_traces(
     begins = written_traces.begins
     frame = written_traces.table.to_pandas().assign(parts=parts, begins=begins)
     training = [question.id for question in material.questions["train"]]
-    prepared = trace_gate.prepare(frame, training, tools, world=world)
+    several = _may_call_together(inputs)
+    prepared = trace_gate.prepare(frame, training, tools, world=world, several=several)
     rates = settings.expert.rates() if isinstance(settings.expert, ExpertSettings) else {}
     flawed = _expected_share(rates, sum(begins))
     expectations = trace_gate.expectations(settings.policy.context, flawed, world=world)

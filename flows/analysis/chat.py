@@ -2,8 +2,9 @@
 
 A message is a dict with ``role`` and ``content``, as in OpenAI's chat completions. A call of a tool
 is in ``tool_calls`` of the assistant's message, and the message of role "tool" after it has the
-result as the agent read it. The recipe's dialect reads the turns, so messages do not depend on how
-a policy writes its calls. Thoughts stay in the content, in ``<think>``.
+result as the agent read it; a turn with several calls has as many results after it. The recipe's
+dialect reads the turns, so messages do not depend on how a policy writes its calls. Thoughts stay
+in the content, in ``<think>``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.dialects.contract import Dialect, Exchange, Tokens
+from tasks.dialects.contract import Dialect, Exchange, Tokens, calls_in, numbered, observed
 from tasks.dialects.native import NativeDialect
 from tasks.dialects.tags import TOOLS
 from tasks.trees.dialogue import first_text
@@ -80,28 +81,46 @@ def conversations(tree: Tree, chat: Chat) -> list[list[Message]]:
 def _conversation(question: Question, nodes: Sequence[Node], chat: Chat) -> list[Message]:
     messages = _opening(question, nodes[0].text, chat.system)
     shown = nodes[0].text.removeprefix(question.text).strip()
-    before, past = nodes[0].tokens, list[Exchange]()
+    before, past, made = nodes[0].tokens, list[Exchange](), 0
     for turn, after in pairwise([*nodes, None]):
         if turn is None or turn.kind != TURN:
             continue
         text = turn.text.removesuffix(chat.tokenizer.eos_token or "")
-        call = chat.dialect.call(text) if turn.outcome in CALLED else None
-        name = f"call_{len(past) + 1}"
-        messages.append(_said(turn, text, before, call, name, chat))
+        calls = _calls(turn, text, made, chat)
+        if after is not None:  # which has the results of these
+            calls = calls[: max(1, len(turn.results))]
+        names = [f"call_{number}" for number in range(made + 1, made + len(calls) + 1)]
+        made += max(1, len(calls))
+        messages.append(_said(turn, text, before, calls, names, chat))
         if after is None:
             break
-        exchange = Exchange(turn.tokens, turn.text, call or Call("", ""), Observation("", ""))
+        given = calls or (Call("", ""),)
+        exchange = Exchange(turn.tokens, turn.text, given, (Observation("", ""),) * len(given))
         fresh = after.kind == PROMPT
-        written = (
-            partial(_restarted, chat, question, shown, [*past, exchange])
-            if fresh
-            else partial(_appended, chat, before, exchange)
-        )
-        result = _read(after, turn, written)
-        past.append(replace(exchange, observation=Observation(after.outcome, result)))
-        messages.append(_answered(call, result, name, chat))
+        if len(turn.results) > 1:
+            texts = [result.text for result in turn.results]
+        elif fresh:
+            written = partial(_restarted, chat, question, shown, [*past, exchange])
+            texts = [_read(after, turn, written)]
+        else:
+            texts = [_read(after, turn, partial(_appended, chat, before, exchange))]
+        seen = tuple(Observation(after.outcome, each) for each in texts)
+        past.append(replace(exchange, observations=seen))
+        messages += _answered(calls, texts, names, chat)
         before = after.tokens if fresh else np.concatenate([before, turn.tokens, after.tokens])
     return messages
+
+
+def _calls(turn: Node, text: str, before: int, chat: Chat) -> tuple[Call, ...]:
+    """Return the calls of a turn after so many earlier ones; those of a turn with several results.
+
+    A turn that made more calls than were left has all of them.
+    """
+    if turn.outcome not in CALLED:
+        return ()
+    if len(turn.results) > 1 and turn.outcome != Outcome.TOO_MANY_CALLS:
+        return tuple(Call(each.tool, each.argument, id=each.id) for each in turn.results)
+    return numbered(chat.dialect, calls_in(chat.dialect, text), before)
 
 
 def _opening(question: Question, text: str, system: str) -> list[Message]:
@@ -120,19 +139,25 @@ def _opening(question: Question, text: str, system: str) -> list[Message]:
 
 
 def _said(
-    turn: Node, text: str, before: Tokens, call: Call | None, name: str, chat: Chat
+    turn: Node, text: str, before: Tokens, calls: Sequence[Call], names: Sequence[str], chat: Chat
 ) -> Message:
     """Return a turn as a message; one without a sound call has its whole text as content."""
-    if call is None and turn.outcome not in (Outcome.ANSWER, Outcome.NO_ANSWER):
+    if not calls and turn.outcome not in (Outcome.ANSWER, Outcome.NO_ANSWER):
         return {"role": "assistant", "content": text}
-    content = _content(chat.dialect, turn.tokens, text, before, call)
-    if call is None or chat.free:
+    content = _content(chat.dialect, turn.tokens, text, before, calls[0] if calls else None)
+    if not calls or chat.free:
         return {"role": "assistant", "content": content}
+    made = [
+        {"id": name, "type": "function", "function": _function(call, chat)}
+        for name, call in zip(names, calls, strict=True)
+    ]
+    return {"role": "assistant", "content": content, "tool_calls": made}
+
+
+def _function(call: Call, chat: Chat) -> Message:
     values = _arguments(call, chat.specs)
     arguments = values if chat.objects else json.dumps(values, ensure_ascii=False)
-    function = {"name": call.tool, "arguments": arguments}
-    calls = [{"id": name, "type": "function", "function": function}]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+    return {"name": call.tool, "arguments": arguments}
 
 
 @singledispatch
@@ -171,10 +196,16 @@ def _arguments(call: Call, specs: Sequence[ToolSpec]) -> Message:
 # ---------------------------------------------------------------- what answers them
 
 
-def _answered(call: Call | None, result: str, name: str, chat: Chat) -> Message:
-    if call is None or chat.free:
-        return {"role": "user", "content": result}
-    return {"role": "tool", "tool_call_id": name, "name": call.tool, "content": result}
+def _answered(
+    calls: Sequence[Call], results: Sequence[str], names: Sequence[str], chat: Chat
+) -> list[Message]:
+    """Return the messages that answer a turn."""
+    if not calls or chat.free:
+        return [{"role": "user", "content": result} for result in results]
+    return [
+        {"role": "tool", "tool_call_id": name, "name": call.tool, "content": result}
+        for name, call, result in zip(names, calls, results, strict=True)
+    ]
 
 
 def _read(after: Node, turn: Node, written: Callable[[Observation], str]) -> str:
@@ -189,7 +220,8 @@ def _read(after: Node, turn: Node, written: Callable[[Observation], str]) -> str
 
 def _appended(chat: Chat, before: Tokens, exchange: Exchange, answer: Observation) -> str:
     """Return what the dialect writes for an observation that goes on in the same prompt."""
-    written = chat.dialect.observe(before, exchange.turn, exchange.call, answer, UNLIMITED)
+    probed = replace(exchange, observations=(answer,))
+    written = observed(chat.dialect, before, exchange.turn, probed, UNLIMITED)
     return written[0] if written else ""
 
 
@@ -197,7 +229,7 @@ def _restarted(
     chat: Chat, question: Question, shown: str, past: Sequence[Exchange], answer: Observation
 ) -> str:
     """Return the new prompt with the whole dialogue, in which an observation is the last."""
-    probed = [*past[:-1], replace(past[-1], observation=answer)]
+    probed = [*past[:-1], replace(past[-1], observations=(answer,))]
     return str(chat.tokenizer.decode(chat.dialect.restart(question, shown, probed)))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from flows.analysis import reading
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import PROMPT, TURN
+from tasks.trees.tree import PROMPT, TURN, calls_of, results_of
 
 HERE = Path()
 KEYS = ["iteration", "question"]
@@ -139,9 +139,10 @@ def steps(recipe: str, iteration: Iterations = None, project: Path | str = HERE)
 def calls(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:
     """Return the acts that were answered, a row each; one that several leaves share is there once.
 
-    ``node`` is the (last part of the) turn that called, ``answered`` the node of the result;
-    ``tool`` and ``argument`` are what the recipe's dialect reads, ``number`` the call's place in
-    its trajectory, from 1; ``outcome`` is the tool's, ``ok`` whether it ran to its end.
+    ``node`` is the (last part of the) turn that called, ``answered`` the node of the result, which
+    the calls of one turn share; ``tool`` and ``argument`` are what the recipe's dialect reads,
+    ``number`` the call's place in its trajectory, from 1; ``outcome`` is the tool's, ``ok`` whether
+    it ran to its end.
     """
     frame = nodes(recipe, iteration, project)
     parents = _parents(frame)
@@ -150,23 +151,31 @@ def calls(recipe: str, iteration: Iterations = None, project: Path | str = HERE)
     turns = [_turn(parents, kind, int(parents[row])) for row in answered]
     texts = ["".join(text[turn]) for turn in turns]
     read = reading.call_reader(recipe, texts, Path(project))
-    acts = [read(each) for each in texts]
-    numbers = np.zeros(len(frame), np.int64)
+    stored = frame["results"] if "results" in frame else [()] * len(frame)
+    outcome = frame["outcome"].to_numpy()
+    acts = [
+        calls_of(results_of(stored[parents[row]]), read(said), outcome[row], text[row])
+        for row, said in zip(answered, texts, strict=True)
+    ]
+    made = np.zeros(len(frame), np.int64)
+    made[answered] = [len(calls_of_turn) for calls_of_turn in acts]
+    numbers = np.zeros(len(frame), np.int64)  # of the last call up to each node
     for row, parent in enumerate(parents):  # parents come before their children
-        below = parent >= 0
-        numbers[row] = numbers[parent] + (kind[row] != TURN) if below else 0
-    results = frame.iloc[answered]
+        numbers[row] = numbers[parent] + made[row] if parent >= 0 else 0
+    results = frame.iloc[np.repeat(answered, made[answered])]
+    each = [call for calls_of_turn in acts for call in calls_of_turn]
+    places = [place for calls_of_turn in acts for place in range(1 - len(calls_of_turn), 1)]
     return pd.DataFrame(
         {
             **{name: results[name].to_numpy() for name in KEYS},
             "node": results["parent"].to_numpy(),
             "answered": results["node"].to_numpy(),
-            "number": numbers[answered],
-            "tool": [call.tool if call else None for call in acts],
-            "argument": [call.argument if call else None for call in acts],
-            "outcome": results["outcome"].to_numpy(),
-            "ok": (results["outcome"] == Outcome.OK).to_numpy(),
-            "result": results["text"].to_numpy(),
+            "number": numbers[results.index] + places,
+            "tool": [call.tool or None for call in each],
+            "argument": [call.argument if call.tool else None for call in each],
+            "outcome": [call.outcome for call in each],
+            "ok": [call.outcome == Outcome.OK for call in each],
+            "result": [call.text for call in each],
             "leaves": results["leaves"].to_numpy(),
         }
     )

@@ -15,11 +15,12 @@ from flows.runs.without_run import remedy
 from params.run_folders import RunFolders
 from params.schema.recipe import names
 from tasks import recipes
+from tasks.dialects.contract import calls_in
 from tasks.dialects.tags import TagsReader
 from tasks.trees.dialogue import OTHER_TAGS
 from tasks.trees.tree import Call, ToolSpec
 
-ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
+ReadCalls = Callable[[str], Sequence[Call]]  # the text of a turn -> the calls that it ends with
 
 Decode = Callable[[list[int]], str]
 
@@ -37,8 +38,8 @@ def missing(recipe: str, file: Path) -> ValueError:
     return ValueError(f"{file} does not exist: {remedy(recipe)}")
 
 
-def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCall:
-    """Return what finds the call in the text of a turn.
+def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCalls:
+    """Return what finds the calls in the text of a turn.
 
     ``turns`` are turns that called: in the dialect of tags, the tag that a turn ends with is its
     tool's. Another dialect is opened with the tokenizer and the tools of the recipe.
@@ -46,8 +47,8 @@ def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCall:
     written = yaml.safe_load((project / "params" / f"{recipe}.yaml").read_text())
     if [*written.get("dialect", {})] == ["tags"]:
         ends = {matched[1] for turn in turns if (matched := CLOSING.search(turn))}
-        return TagsReader(sorted(ends - {*OTHER_TAGS})).call
-    return open_reader(recipe, project).call
+        return TagsReader(sorted(ends - {*OTHER_TAGS})).calls
+    return partial(calls_in, open_reader(recipe, project))
 
 
 def open_reader(recipe_name: str, project: Path, specs: Sequence[ToolSpec] | None = None) -> Any:

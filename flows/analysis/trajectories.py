@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flows.analysis import reading
-from tasks.trees.tree import Message, Node, Observation, Question, Tree
+from tasks.trees.tree import Message, Node, Observation, Question, Tree, results_of
 
 AT_ONCE = 512  # rows of a table in memory
 BUFFER = 2**16  # bytes of a column that are read at once
 AGENTS = {"cold_start": "cold start", "trained": "trained", "champion": "champion"}
-NODE = ["question", "parent", "kind", "outcome", "text", "tokens"]
+NODE = ["question", "parent", "kind", "outcome", "text", "tokens", "results"]
 
 Row = dict[str, Any]
 
@@ -113,8 +113,9 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the rows of a table, or those of some iterations, a few at a time."""
     table = pq.ParquetFile(file, buffer_size=BUFFER)
-    numbered = ["iteration"] if "iteration" in table.schema_arrow.names else []
-    names = None if columns is None else [*numbered, *columns]
+    # tables of earlier releases lack some
+    wanted = ["iteration", *(columns or table.schema_arrow.names)]
+    names = [name for name in table.schema_arrow.names if name in wanted]
     for batch in table.iter_batches(AT_ONCE, columns=names):
         if iterations is not None:
             mask = [value in iterations for value in batch["iteration"].to_pylist()]
@@ -143,7 +144,15 @@ def _node(row: Row, observation: Observation | None) -> Node:
     none = np.zeros(0, np.float32)
     fields = {name: row[name] for name in ("parent", "kind", "outcome", "text")}
     tokens = np.array(row["tokens"], np.int32)
-    return Node(**fields, tokens=tokens, logprobs=none, entropies=none, observation=observation)
+    results = results_of(row.get("results"))
+    return Node(
+        **fields,
+        tokens=tokens,
+        logprobs=none,
+        entropies=none,
+        observation=observation,
+        results=results,
+    )
 
 
 def _observation(row: Row) -> tuple[int, Observation]:

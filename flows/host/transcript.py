@@ -33,7 +33,7 @@ ENDINGS: Mapping[str, str] = {  # outcome of a trajectory without an answer -> w
     Outcome.BAD_CALL: "the turn closed a call that it had not opened",
     Outcome.FORGED_RESULT: "the turn wrote a result, which only the tools may write",
     Outcome.FORGED_TURN: "the turn wrote a mark of turns, which only the template may write",
-    Outcome.TOO_MANY_CALLS: "the agent made more calls than dialogue.tool_calls allows",
+    Outcome.TOO_MANY_CALLS: "the agent made more calls than dialogue.tool_calls has left",
     Outcome.TERMINATED: "the world has ended the episode",
     Outcome.TRUNCATED: "a limit of the world has ended the episode",
     Outcome.REPLAY_DIFFERS: "the world answered the same acts differently when they were replayed",

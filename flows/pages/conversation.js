@@ -91,6 +91,11 @@ function card(call, outcome, result) {
   );
 }
 
+// Return a card of each call that a node answers; one of a turn with several has its own outcome and text.
+function cards(node) {
+  return (node.calls ?? [null]).map((call) => card(call, call?.[2] ?? node.outcome, call?.[3] ?? node.text ?? ""));
+}
+
 function showConversation(question) {
   const leaf = question.leaves[view.leaf];
   const span = spanOf(question, view.tint);
@@ -99,7 +104,7 @@ function showConversation(question) {
   for (const at of pathTo(question, leaf.node).slice(1)) {
     const node = question.nodes[at];
     const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]));
-    if (!isTurn(node)) parts.push(card(node.call, node.outcome, node.text ?? ""));
+    if (!isTurn(node)) parts.push(...cards(node));
     else if (siblings.length > 1) parts.push(besides(question, node.parent, at, span));
     else parts.push(message("assistant", element("div", { class: "text" }, ...tokensOf(question, at, leaf, question.starts[view.leaf][at], span))));
     if (node.step && at === leaf.node) parts.push(card(null, node.step[0], node.step[1]));

@@ -26,7 +26,7 @@ from params.run_folders import RunFolders
 from params.schema.reinforce import Reinforce
 from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
-from tasks.trees.tree import TURN, Call
+from tasks.trees.tree import TURN, CallResult, calls_of, results_of
 
 SCALES = {"entropy": 1000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
 OF_TOKENS = {"gap": "logprob_gap", "ratio": "ratio", "clipped": "clipped"}  # of tokens.parquet
@@ -117,7 +117,7 @@ def _question(
     question: Mapping[str, Any],
     rows: Mapping[str, Rows],
     texts: Texts,
-    calls: Mapping[int, Call],
+    calls: Mapping[int, Sequence[CallResult]],
     traced: Mapping[tuple[str, int], str],
 ) -> dict[str, Any]:
     name = question["id"]
@@ -132,7 +132,7 @@ def _question(
         "before": [[one["role"], one["content"]] for one in question["before"]],
         "answers": list(question["answers"]),
         "nodes": [
-            _node(row, texts, seen.get(row.node), steps.get(row.node), calls.get(row.node))
+            _node(row, texts, seen.get(row.node), steps.get(row.node), calls.get(row.node, ()))
             for row in rows["nodes"][name]
         ],
         "leaves": [
@@ -143,8 +143,13 @@ def _question(
     }
 
 
-def _node(row: Any, texts: Texts, seen: Any, step: Any, call: Call | None) -> dict[str, Any]:
-    """Return a node; ``seen``: its row of the table of tokens, ``step``: of that of steps."""
+def _node(
+    row: Any, texts: Texts, seen: Any, step: Any, calls: Sequence[CallResult]
+) -> dict[str, Any]:
+    """Return a node; ``seen``: its row of the table of tokens, ``step``: of that of steps.
+
+    ``calls``: those that it answers. Where they are several, each has its outcome and text.
+    """
     node = {"parent": row.parent, "kind": row.kind, "outcome": row.outcome, "size": len(row.tokens)}
     if row.kind != TURN or not texts.known:
         node["text"] = row.text
@@ -153,8 +158,10 @@ def _node(row: Any, texts: Texts, seen: Any, step: Any, call: Call | None) -> di
         node["entropy"] = packed(row.entropies, "entropy")
     if seen:
         node |= {name: packed(getattr(seen, column), name) for name, column in OF_TOKENS.items()}
-    if call:
-        node["call"] = [call.tool, call.argument]
+    if len(calls) == 1:
+        node["calls"] = [[calls[0].tool, calls[0].argument]]
+    elif calls:
+        node["calls"] = [[each.tool, each.argument, each.outcome, each.text] for each in calls]
     if step:
         node["step"] = [step.outcome, step.text, step.reward]
     return node
@@ -232,10 +239,11 @@ class Texts:
         return self._index.setdefault(text, len(self._index))
 
 
-def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, Call]]:
+def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, list[CallResult]]]:
     """Return, for each question, the calls by the node that answers them.
 
-    Where nothing can read them, as without the tools of a native chat format, there are none.
+    Where nothing can read the only call of a turn, as without the tools of a native chat format, it
+    is left out.
     """
     trees = [(nodes, _turns_that_called(nodes)) for nodes in questions]
     texts = [text for _, turns in trees for text in turns.values()]
@@ -244,10 +252,16 @@ def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, Ca
     except (ValueError, OSError, RuntimeError) as error:
         log.warning("page: calls are shown without tool and argument: %s", error)
         read = None
-    if read is None:
-        return [{} for _ in trees]
-    calls_of_trees = [{node: read(text) for node, text in turns.items()} for _, turns in trees]
-    return [{node: call for node, call in calls.items() if call} for calls in calls_of_trees]
+    found: list[dict[int, list[CallResult]]] = [{} for _ in trees]
+    for (nodes, turns), calls_of_tree in zip(trees, found, strict=True):
+        by_number = {node.node: node for node in nodes}
+        for number, text in turns.items():
+            node = by_number[number]
+            results = results_of(getattr(by_number[node.parent], "results", None))
+            said = read(text) if read else ()
+            if len(results) > 1 or said:
+                calls_of_tree[number] = calls_of(results, said, node.outcome, "")
+    return found
 
 
 def _turns_that_called(nodes: Sequence[Any]) -> dict[int, str]:

@@ -182,7 +182,7 @@ async function showIcicle(question) {
   for (const one of question.decisions) (decisions[one.node] ??= []).push(one);
   const titles = question.nodes.map((node, i) => {
     const marks = (decisions[i] ?? []).map((one) => `${one.added ? "◆" : "◇"}${signed(one.rise, 2)}`);
-    return [...marks, node.call ? node.call[0] : node.kind];
+    return [...marks, node.calls ? node.calls.map((call) => call[0]).join(" + ") : node.kind];
   });
   const most = largest(question.advantages.map((value) => Math.abs(value ?? 0)), 0.01);
   const about = (node, i) => [

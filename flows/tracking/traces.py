@@ -27,7 +27,7 @@ from tasks.rewards.contract import was_scored
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_trees, read_rows
-from tasks.trees.tree import TURN, Call, Node, Question, Tree, join
+from tasks.trees.tree import TURN, Call, CallResult, Node, Question, Tree, calls_of, join
 from tasks.trees.words import UNSAFE
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
@@ -38,7 +38,7 @@ NAME_CHARACTERS = 250
 TIMES = "token positions, one token a millisecond"
 SOUND = {Outcome.OK, Outcome.CALL, Outcome.ANSWER}  # outcomes of a part that ended well
 
-ReadCall = Callable[[str], Call | None]  # the text of a turn -> the call that it ends with
+ReadCalls = Callable[[str], Sequence[Call]]  # the text of a turn -> the calls that it ends with
 
 _UNPRINTABLE = re.compile(f"(?!\r)[{''.join(UNSAFE.values())}]")
 
@@ -88,13 +88,13 @@ def sample(
     rewards: Artifact,
     at: float,
     size: int,
-    read: ReadCall = talk.read_call,
+    read: ReadCalls = talk.read_calls,
 ) -> list[MlflowTrace]:
     """Return the traces of the first ``size`` questions of an iteration, one for each leaf.
 
     ``at`` is when the rollout had finished, in unix seconds. Each trace begins one millisecond
     before the one that precedes it here, so that a page with the newest first keeps this order.
-    ``read`` finds the call in the text of a turn, as the recipe's dialect does.
+    ``read`` finds the calls in the text of a turn, as the recipe's dialect does.
     """
     scores = {(row["question"], row["leaf"]): row for row in read_rows(Path(rewards.path))}
     pairs = [
@@ -124,7 +124,7 @@ def trace(
     *,
     key: str,
     began: int,
-    read: ReadCall = talk.read_call,
+    read: ReadCalls = talk.read_calls,
 ) -> MlflowTrace:
     """Return the trace of a leaf, given its row of the table of rewards (tasks/reward.py)."""
     question = tree.question
@@ -161,9 +161,11 @@ def trace(
 
 
 def spans(
-    tree: Tree, leaf: int, score: Mapping[str, Any], read: ReadCall = talk.read_call
+    tree: Tree, leaf: int, score: Mapping[str, Any], read: ReadCalls = talk.read_calls
 ) -> Iterator[Span]:
     """Yield the span of the whole trajectory ``leaf``, then those of its turns and tool calls.
+
+    Each call of a turn has a span of its own.
 
     A turn's input is what the agent has read since its last turn: the messages of the question (the
     recipe's system message, which all of them share, is left out), or the tool's result.
@@ -185,7 +187,8 @@ def spans(
             messages = _messages(tree.question) if index == 1 else seen
             yield _turn(node, messages, turns, where, branch | {"tokens_read": len(before.tokens)})
         else:
-            yield _tool_call(node, before, read(before.text), where, branch)
+            for each in calls_of(before.results, read(before.text), node.outcome, node.text):
+                yield _tool_call(each, before, where, branch)
 
 
 def _whole(
@@ -220,13 +223,13 @@ def _turn(
 
 
 def _tool_call(
-    node: Node, turn: Node, call: Call | None, where: tuple[int, int], attributes: Any
+    call: CallResult, turn: Node, where: tuple[int, int], attributes: dict[str, Any]
 ) -> Span:
-    """Return the span of a tool call, which is what the turn before ended with."""
-    tool = call.tool if call else "tool"
-    inputs = {"call": printable(call.argument if call else turn.text)}
-    outputs = {"result": printable(node.text)}
-    return Span(tool, TOOL, *where, inputs, outputs, node.outcome, attributes)
+    """Return the span of a tool call; those of one turn have the place of all their results."""
+    inputs = {"call": printable(call.argument or turn.text)}
+    outputs = {"result": printable(call.text)}
+    named = attributes | ({"call_id": printable(call.id)} if call.id else {})
+    return Span(call.tool or "tool", TOOL, *where, inputs, outputs, call.outcome, named)
 
 
 def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:

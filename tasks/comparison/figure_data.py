@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema.algorithms import Algorithm
+from tasks.dialects.contract import calls_in
 from tasks.evaluate import KS, MEASURES
 from tasks.learning.algorithm import CREDITED
 from tasks.ledger import artifacts
@@ -99,11 +100,13 @@ def _entropies(iterations: Sequence[Iteration], reader: Reader) -> dict[str, Any
 
 
 def tool_named(reader: Reader) -> Any:
-    """Return a function from the text of a turn to the name of its tool, "act" for another act."""
+    """Return a function from the text of a turn to the name of its tool, "act" for another act.
+
+    The tools of several calls are joined by "+", each once.
+    """
 
     def tool_of(text: str) -> str:
-        call = reader.call(text)
-        return call.tool if call else "act"
+        return "+".join(dict.fromkeys(call.tool for call in calls_in(reader, text))) or "act"
 
     return tool_of
 

@@ -2,9 +2,9 @@
 
 The library ``renderers`` writes prompts and reads turns of each family (Qwen3, Llama 3, ...); the
 tools are described where the family's chat template does. An agent ends its turn with the family's
-own end token. A turn is one call of one tool: **chosen**, a turn with several calls is a bad call,
-because each call is an act with one observation, and a dialogue in which some calls have no result
-is one that no family was trained on.
+own end token. A turn may make several calls, each with a result of its own. Where the family's
+format has one call a turn (Llama 3), a turn with several is a bad call: no such model was trained
+on a dialogue in which calls have no result.
 
 Where the only tool is the free act, a turn's content is the act and observations are messages of
 the user; no tool is described.
@@ -25,7 +25,15 @@ from pydantic import Field
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects import family
-from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.contract import (
+    Context,
+    DialectKind,
+    Exchange,
+    Tokens,
+    Turn,
+    numbered,
+    several,
+)
 from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.prompt_check import (
     PROBE,
@@ -35,7 +43,7 @@ from tasks.dialects.prompt_check import (
     template_faults,
 )
 from tasks.dialects.tags import TOOLS
-from tasks.dialects.written_turns import in_tags
+from tasks.dialects.written_turns import answered_turns, in_tags
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import BREAK, added_tokens, any_of, markers, quote
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason
@@ -46,10 +54,9 @@ THOUGHTS = ("<think>", "</think>")
 RESULTS = ("<tool_response>", "</tool_response>")  # plain text in some tokenizers
 FORGED = {family.HARMONY: r"<\|start\|>(?!assistant)"}  # a mark that the agent writes, too
 ATTEMPT = re.compile(r'^\s*\{\s*"name"|</?tool_call>|<\|python_tag\|>')  # at a call
-CALL_ID = "call_0"
+CALL_IDS = ("call_{}", "call{:05}")  # of call number 0, 1, ...; Mistral's have nine signs
 NAMED_CALLS = ("kimi-k2", "kimi-k2.5")  # a call's id is all that names its tool
 ASKED = {"role": "user", "content": "a"}
-CALLING = {"role": "assistant", "content": "", "tool_calls": [family.PROBE_CALL]}
 THINKING = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
 ELLIPSIS = "..."
 THOUGHT_TOKENS = 16  # more than the opening of a thought has in any vocabulary
@@ -87,17 +94,20 @@ class NativeDialect:
             update={"system": dialogue.system.replace(TOOLS, "").strip()}
         )
         self.tools: list[Message] | None = None
+        self.call_ids = next(filter(self._takes_id, CALL_IDS), CALL_IDS[0])
         self.ends = tuple(dict.fromkeys(renderer.get_stop_token_ids()))
         self.opening = self._rendered([ASKED])
         self._find_marks()
         if self.specs and not self.free:
             self.tools = [quoted(_openai(spec), self._quote) for spec in specs]
         self.opening = self._rendered([ASKED])
+        self.calls_together = self._may_call_together()
 
     def _find_marks(self) -> None:
         """Find which control tokens are the agent's own, and which it must not write."""
         added, end = self.tokenizer.added_tokens_decoder, self.tokenizer.eos_token or ""
-        plain, calling = (self._probe(message) for message in (THINKING, CALLING))
+        called = _calling(self.call_ids.format(0))
+        plain, calling = (self._probe(message) for message in (THINKING, called))
         agent_tokens = {token for token in (*plain, *calling, *self.ends) if token in added}
         texts = {token: added[token].content for token in agent_tokens}
         ends = [self.tokenizer.decode([token]) for token in self.ends]
@@ -128,13 +138,38 @@ class NativeDialect:
     def _thought_is_open(self, opening: Sequence[int]) -> bool:
         return bool(talk.OPENED_THOUGHT.search(self.tokenizer.decode(opening[-THOUGHT_TOKENS:])))
 
+    def _takes_id(self, form: str) -> bool:
+        """Return whether the family's dialogues can have ids of calls in this form."""
+        name = form.format(0)
+        result = {"role": "tool", "name": "probe", "tool_call_id": name, "content": "a"}
+        with suppress(Exception):  # a chat template raises what it likes
+            return bool(self._rendered([ASKED, _calling(name), result], [family.PROBE_TOOL]))
+        return False
+
+    def _may_call_together(self) -> bool:
+        """Return whether the family's format has turns of several calls, each with its result."""
+        names = [self.call_id("probe", number) for number in range(2)]
+        results = [
+            {"role": "tool", "name": "probe", "tool_call_id": name, "content": f"result of {name}"}
+            for name in names
+        ]
+        with suppress(Exception):  # some templates refuse a second call, others leave it out
+            dialogue = [ASKED, _calling(*names), *results]
+            text = self.tokenizer.decode(self._rendered(dialogue, [family.PROBE_TOOL]))
+            places = [
+                text.find(f"{word} {name}") for word in ("input", "result of") for name in names
+            ]
+            return places[0] >= 0 and places == sorted(set(places))
+        return False
+
     def _marks_of_results(self) -> set[str]:
         """Return the control tokens that only a tool's result has."""
         said: list[set[str]] = []
+        called = _calling(name := self.call_ids.format(0))
         for role in ("tool", "user"):
-            message = {"role": role, "name": "probe", "tool_call_id": "call_0", "content": "a"}
+            message = {"role": role, "name": "probe", "tool_call_id": name, "content": "a"}
             with suppress(Exception):  # a chat template raises what it likes
-                tokens = self._rendered([ASKED, CALLING, message], [family.PROBE_TOOL])
+                tokens = self._rendered([ASKED, called, message], [family.PROBE_TOOL])
                 texts = [self.marks.tokens.get(token, "") for token in tokens]
                 said.append({text for text in texts if text})
         return said[0] - said[1] if len(said) == 2 else set()
@@ -218,14 +253,16 @@ class NativeDialect:
             return Turn(Outcome.BAD_CALL)
         said, calls = talk.readable(parsed.content or "").strip(), parsed.tool_calls
         if self.free and not calls:
-            call = Call(FREE_ACT, said) if said else None
-            return Turn(Outcome.CALL if call else Outcome.NO_ANSWER, call, said)
+            act = (Call(FREE_ACT, said),) if said else ()
+            return Turn(Outcome.CALL if act else Outcome.NO_ANSWER, act, said)
         if calls:
-            call = self._call(calls[0]) if len(calls) == 1 and not self.free else None
-            return Turn(Outcome.CALL if call else Outcome.BAD_CALL, call, said)
+            made = tuple(call for each in calls if (call := self._call(each)))
+            sound = len(made) == len(calls) and not self.free
+            sound = sound and (len(made) == 1 or self.calls_together)
+            return Turn(Outcome.CALL if sound else Outcome.BAD_CALL, made if sound else (), said)
         if talk.boxed(said) is not None:
-            return Turn(Outcome.ANSWER, None, said)
-        return Turn(Outcome.BAD_CALL if ATTEMPT.search(said) else Outcome.NO_ANSWER, None, said)
+            return Turn(Outcome.ANSWER, (), said)
+        return Turn(Outcome.BAD_CALL if ATTEMPT.search(said) else Outcome.NO_ANSWER, (), said)
 
     def _call(self, parsed: Any) -> Call | None:
         """Return a call as tools take it, or None for one without a name or parameters.
@@ -237,82 +274,142 @@ class NativeDialect:
             return None
         spec = self.specs.get(parsed.name)
         written = talk.readable(json.dumps(arguments, ensure_ascii=False, sort_keys=True))
+        name = talk.readable(parsed.id) if isinstance(parsed.id, str) else ""
         parameter = spec.text_parameter if spec else None
         if not parameter:
-            return Call(parsed.name, written)
+            return Call(parsed.name, written, id=name)
         text = arguments.get(parameter)
         if [*arguments] == [parameter] and isinstance(text, str):
-            return Call(parsed.name, talk.readable(text))
+            return Call(parsed.name, talk.readable(text), id=name)
         # the values say what does not fit the tool's schema
-        return Call(parsed.name, written, arguments) if arguments else None
+        return Call(parsed.name, written, arguments, name) if arguments else None
+
+    def call_id(self, tool: str, number: int) -> str:
+        """Return the id of a dialogue's call number ``number``, from 0."""
+        if self.name in NAMED_CALLS:
+            return f"functions.{tool}:{number}"
+        return self.call_ids.format(number)
 
     # ---------------------------------------------------------------- observations
 
     def observe(
-        self, prompt: Tokens, turn: Tokens, call: Call, observation: Observation, limit: int
+        self,
+        prompt: Tokens,
+        turn: Tokens,
+        calls: Sequence[Call],
+        observations: Sequence[Observation],
+        limit: int,
     ) -> tuple[str, Tokens] | None:
-        bridged = partial(self._bridged, prompt.tolist(), turn.tolist(), call)
-        frame = bridged("a")
-        if frame is None:
+        written = self._answered(prompt, turn, several(calls), several(observations), limit)
+        if written is None:
             return None
-
-        def added(text: str) -> list[int]:
-            shown = self._quote(text)
-            tokens = bridged(shown) or []
-            if self._added(tokens) != self._added(frame):
-                tokens = bridged(BREAK + shown + BREAK) or []
-            return tokens
-
-        tokens = shortened(observation, added, limit)
+        _, tokens = written
         return self.tokenizer.decode(tokens), np.array(tokens, np.int32)
 
+    def texts(
+        self,
+        prompt: Tokens,
+        turn: Tokens,
+        calls: Sequence[Call],
+        observations: Sequence[Observation],
+        limit: int,
+    ) -> list[str]:
+        """Return what the agent reads of each observation; see the contract."""
+        written = self._answered(prompt, turn, several(calls), several(observations), limit)
+        return written[0] if written else [self._cut(each) for each in several(observations)]
+
+    def _answered(
+        self,
+        prompt: Tokens,
+        turn: Tokens,
+        calls: Sequence[Call],
+        observations: Sequence[Observation],
+        limit: int,
+    ) -> tuple[list[str], list[int]] | None:
+        """Return what is read of each observation, and all tokens after a turn; None: no bridge.
+
+        An observation is cut as if it were the only one.
+        """
+        before = prompt.tolist(), turn.tolist()
+        if (together := self._framing(*before, calls)) is None:
+            return None
+        texts: list[str] = []
+        tokens: list[int] = []
+        for call, observation in zip(calls, observations, strict=True):
+            alone = together if len(calls) == 1 else self._framing(*before, [call])
+            if alone is None:
+                return None
+            text, tokens = shortened(observation, lambda text: alone([text]), limit)  # noqa: B023
+            texts.append(text)
+        return texts, tokens if len(calls) == 1 else together(texts)
+
+    def _framing(
+        self, prompt: list[int], turn: list[int], calls: Sequence[Call]
+    ) -> Callable[[Sequence[str]], list[int]] | None:
+        """Return what writes the tokens after a turn, given its results; None for no bridge.
+
+        What the results quote stays text.
+        """
+        bridged = partial(self._bridged, prompt, turn, calls)
+        if (frame := bridged(["a"] * len(calls))) is None:
+            return None
+        expected = self._added(frame)
+
+        def framed(texts: Sequence[str]) -> list[int]:
+            shown = [self._quote(text) for text in texts]
+            tokens = bridged(shown) or []
+            if self._added(tokens) != expected:
+                tokens = bridged([BREAK + text + BREAK for text in shown]) or []
+            return tokens
+
+        return framed
+
     def _bridged(
-        self, prompt: list[int], turn: list[int], call: Call, content: str
+        self, prompt: list[int], turn: list[int], calls: Sequence[Call], contents: Sequence[str]
     ) -> list[int] | None:
-        """Return the tokens after a turn, for an observation that is quoted; None for no bridge."""
-        message = self._observed(call, content, self._id_in(turn))
-        bridge = self.renderer.bridge_to_next_turn(prompt, turn, [message], tools=self.tools)
+        """Return the tokens after a turn, for results that are quoted; None for no bridge."""
+        messages = self._observed(calls, contents)
+        bridge = self.renderer.bridge_to_next_turn(prompt, turn, messages, tools=self.tools)
         before = [*prompt, *turn]
         if bridge is None or bridge.token_ids[: len(before)] != before:
             return None
         return list(bridge.token_ids[len(before) :])
 
-    def _observed(self, call: Call, content: str, call_id: str = CALL_ID) -> Message:
+    def _observed(self, calls: Sequence[Call], contents: Sequence[str]) -> list[Message]:
+        """Return the messages that answer the calls of a turn."""
         if self.free:
-            return {"role": "user", "content": content}
-        name = self._quote(call.tool)
-        return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}
-
-    def _id_of(self, tool: str, number: int) -> str:
-        """Return the id of a dialogue's call number ``number``, from 0."""
-        return self._quote(f"functions.{tool}:{number}") if self.name in NAMED_CALLS else CALL_ID
-
-    def _id_in(self, turn: list[int]) -> str:
-        """Return the id of the call in a turn."""
-        if self.name not in NAMED_CALLS:
-            return CALL_ID
-        parsed = self._parsed(turn)
-        ids = [call.id for call in parsed.tool_calls if call.id] if parsed else []
-        return self._quote(ids[0]) if ids else CALL_ID
+            return [{"role": "user", "content": content} for content in contents]
+        named = numbered(self, calls, 0)  # only calls that no rollout has numbered lack an id
+        return [
+            {
+                "role": "tool",
+                "name": self._quote(call.tool),
+                "tool_call_id": self._quote(call.id),
+                "content": content,
+            }
+            for call, content in zip(named, contents, strict=True)
+        ]
 
     def restart(self, question: Question, shown: str, past: Sequence[Exchange]) -> Tokens:
         messages = self._messages(question, shown, self._quote)
-        for number, exchange in enumerate(past):
-            call_id = self._id_of(exchange.call.tool, number)
+        made = 0
+        for exchange in past:
+            calls = numbered(self, exchange.calls, made)
+            made += len(calls)
             parsed = self._parsed(exchange.turn.tolist())
             content = parsed.content if parsed else exchange.text
             thoughts = parsed.reasoning_content if parsed else None
-            turn = self._message(exchange.call, content or "", thoughts or "", call_id)
-            messages.append(turn)
-            encode = self.renderer._tokenizer.encode
-            seen = shortened(
-                exchange.observation,
-                lambda text: encode(self._quote(text)),  # noqa: B023
-                self.dialogue.result_tokens,
-            )
-            text = self._quote(self.tokenizer.decode(seen))
-            messages.append(self._observed(exchange.call, text, call_id))
+            messages.append(self._message(calls, content or "", thoughts or ""))
+            texts = [self._quote(self._cut(each)) for each in exchange.observations]
+            messages += self._observed(calls, texts)
         return np.array(self._rendered(messages, self.tools), np.int32)
+
+    def _cut(self, observation: Observation) -> str:
+        """Return what the agent reads of an observation in a prompt that is rendered anew."""
+        encode = self.renderer._tokenizer.encode
+        most = self.dialogue.result_tokens
+        _, tokens = shortened(observation, lambda text: encode(self._quote(text)), most)
+        return str(self.tokenizer.decode(tokens))
 
     # ---------------------------------------------------------------- answers
 
@@ -335,8 +432,12 @@ class NativeDialect:
         }
         return [fault for fault, there in checks.items() if there]
 
+    def calls(self, turn: str) -> tuple[Call, ...]:
+        return self._judged(self._said(turn)).calls
+
     def call(self, turn: str) -> Call | None:
-        return self._judged(self._said(turn)).call
+        """Return the first call in the text of a turn, or None."""
+        return next(iter(self.calls(turn)), None)
 
     def _said(self, text: str) -> Any:
         """Return what the library reads in the text of a turn."""
@@ -361,21 +462,26 @@ class NativeDialect:
         mask = np.zeros(len(tokens), np.bool_)
         contexts: list[Context] = []
         past: list[Exchange] = []
-        call, turn, before = Call(FREE_ACT, ""), tokens[:0], tokens
-        for text, sampled in parts:
-            if sampled:
-                thoughts, written, content = in_tags(text, [*self.specs])
-                call = written or call
-                call_id = self._id_of(call.tool, len(past))
-                message = self._message(written, content, thoughts, call_id)
-                before, turn = tokens, np.array(self._ended(message), np.int32)
-                tokens = np.concatenate([tokens, turn])
-                mask = np.concatenate([mask, np.ones(len(turn), np.bool_)])
+        made = 0
+        for text, answers in answered_turns(parts):
+            thoughts, _, content = in_tags(text, [*self.specs])
+            calls = numbered(self, talk.read_calls(text, [*self.specs]), made)
+            if len(calls) > 1 and not self.calls_together:
+                raise ValueError(
+                    f"question {question.id}: a turn of its trace makes {len(calls)} calls, and a "
+                    f"turn in the format {self.name} of the policy makes one: put each call, with "
+                    "its result, into a turn of its own"
+                )
+            made += len(calls)
+            message = self._message(calls, content, thoughts)
+            before, turn = tokens, np.array(self._ended(message), np.int32)
+            tokens = np.concatenate([tokens, turn])
+            mask = np.concatenate([mask, np.ones(len(turn), np.bool_)])
+            if not answers:
                 continue
-            body = text.removeprefix("<result>").removesuffix("</result>")
-            seen = Observation(Outcome.OK, body)
-            past.append(Exchange(turn, "", call, seen))
-            added = self.observe(before, turn, call, seen, self.dialogue.result_tokens)
+            seen = tuple(Observation(Outcome.OK, body) for body in answers)
+            past.append(Exchange(turn, "", calls, seen))
+            added = self.observe(before, turn, calls, seen, self.dialogue.result_tokens)
             if added is None:
                 contexts.append((tokens, mask))
                 tokens = self.restart(question, shown, past)
@@ -385,25 +491,28 @@ class NativeDialect:
             mask = np.concatenate([mask, np.zeros(len(added[1]), np.bool_)])
         return [*contexts, (tokens, mask)]
 
-    def _message(
-        self, call: Call | None, content: str, thoughts: str, call_id: str = CALL_ID
-    ) -> Message:
+    def _message(self, calls: Sequence[Call], content: str, thoughts: str) -> Message:
         """Return a turn as a message; the agent's own words are quoted as text."""
-        if self.free and call:
-            content, call = call.argument, None
+        calls = numbered(self, several(calls), 0)
+        if self.free and calls:
+            content, calls = calls[0].argument, ()
         if not self.thinks:
             content, thoughts = "\n\n".join(filter(None, [thoughts, content])), ""
         message: Message = {"role": "assistant", "content": self._quote(content)}
         if thoughts:
             message["reasoning_content"] = self._quote(thoughts)
-        if call:
-            spec = self.specs.get(call.tool)
-            parameter = spec.text_parameter if spec else None
-            values = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
-            name, arguments = self._quote(call.tool), quoted(values or {}, self._quote)
-            function = {"name": name, "arguments": arguments}
-            message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+        if calls:
+            message["tool_calls"] = [self._written(call) for call in calls]
         return message
+
+    def _written(self, call: Call) -> Message:
+        """Return a call as part of a message."""
+        spec = self.specs.get(call.tool)
+        parameter = spec.text_parameter if spec else None
+        values = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
+        name, arguments = self._quote(call.tool), quoted(values or {}, self._quote)
+        function = {"name": name, "arguments": arguments}
+        return {"id": self._quote(call.id), "type": "function", "function": function}
 
     def _ended(self, message: Message) -> list[int]:
         """Return the tokens of a turn with its end, as the family samples it."""
@@ -411,9 +520,12 @@ class NativeDialect:
         if turn and turn[-1] in self.ends:
             return turn
         # Some families end a turn with the mark of the next one.
-        called = bool(message.get("tool_calls"))
-        after = self._observed(Call("probe", ""), "a") if called else ASKED
-        whole = self._rendered([ASKED, message, after], self.tools)[len(self.opening) :]
+        results = [
+            {"role": "tool", "name": "probe", "tool_call_id": call["id"], "content": "a"}
+            for call in message.get("tool_calls", [])
+        ]
+        after = results or [ASKED]
+        whole = self._rendered([ASKED, message, *after], self.tools)[len(self.opening) :]
         return [*turn, next((token for token in whole if token in self.ends), self.ends[0])]
 
     def _turn(self, message: Message, tools: Sequence[Message] | None) -> list[int]:
@@ -470,16 +582,16 @@ class NativeDialect:
 
 def shortened(
     observation: Observation, encoded: Callable[[str], list[int]], limit: int
-) -> list[int]:
+) -> tuple[str, list[int]]:
     """Return an observation in at most ``limit`` tokens if possible, its end being cut.
 
-    The line of the admissible actions stays whole where it fits. ``encoded`` returns the tokens of
-    a text, with the marks around it.
+    Returns its text, and its tokens. The line of the admissible actions stays whole where it fits.
+    ``encoded`` returns the tokens of a text, with the marks around it.
     """
     text, actions = observation.text.strip(), talk.actions_line(observation)
     whole = encoded(text + actions)
     if len(whole) <= limit:
-        return whole
+        return text + actions, whole
     for body, ending in ((text, ELLIPSIS + actions), (text + actions, ELLIPSIS)):
         if len(best := encoded(ending)) > limit:
             continue
@@ -491,8 +603,21 @@ def shortened(
                 fits, best = middle, tokens
             else:
                 most = middle - 1
-        return best
-    return encoded(ELLIPSIS)
+        return body[:fits] + ending, best
+    return ELLIPSIS, encoded(ELLIPSIS)
+
+
+def _calling(*ids: str) -> Message:
+    """Return a probe's turn that makes a call of each id."""
+    calls = [
+        {
+            "id": name,
+            "type": "function",
+            "function": {"name": "probe", "arguments": {"text": f"input {name}"}},
+        }
+        for name in ids
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 def _sound(parsed: Any) -> bool:
@@ -544,4 +669,5 @@ DIALECT = DialectKind(
     open_native,
     faults=lambda settings: family.faults(settings.renderer, settings.options),
     serving=serving,
+    several_calls=True,
 )

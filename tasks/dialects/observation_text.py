@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from params.schema.agent import Dialogue
 from tasks.dialects.contract import Exchange
 from tasks.trees.dialogue import first_text
-from tasks.trees.tree import Observation
+from tasks.trees.tree import Call, Observation
 
 
 def shown_text(past: Sequence[Exchange], observation: Observation, dialogue: Dialogue) -> str:
@@ -22,8 +22,12 @@ def shown_text(past: Sequence[Exchange], observation: Observation, dialogue: Dia
 
 
 def _step(number: int, exchange: Exchange) -> str:
-    """Return an earlier step: what was done, and what it led to."""
-    call, seen = exchange.call, exchange.observation.text
+    """Return an earlier step: what was done, and what it led to, act by act."""
+    acts = zip(exchange.calls, exchange.observations, strict=True)
+    return "\n".join(f"step {number}: {_act(call)}\n{seen.text}" for call, seen in acts)
+
+
+def _act(call: Call) -> str:
     # Indented, so that an agent does not write what looks like an observation or a step.
     argument = "\n    ".join(call.argument.splitlines())
-    return f"step {number}: {call.tool} {argument}\n{seen}"
+    return f"{call.tool} {argument}"

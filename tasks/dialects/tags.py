@@ -12,10 +12,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
-from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn
+from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn, several
 from tasks.dialects.prompt_check import PROBE, lacking_parts, refuse, template_faults
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
@@ -50,6 +52,10 @@ class TagsReader:
             faults = [fault for fault in faults if fault not in UNANSWERED]
         return faults + ["forged_turn"] * (outcome == Outcome.FORGED_TURN)
 
+    def calls(self, turn: str) -> tuple[Call, ...]:
+        """Return the tool call in the text of a turn: one at most, which ends it."""
+        return several(self.call(turn))
+
     def call(self, turn: str) -> Call | None:
         """Return the tool call in the text of a turn, or None."""
         return talk.read_call(turn, self.tools)
@@ -74,12 +80,20 @@ class TagsDialect(TagsReader):
 
     def read(self, prompt: Tokens, turn: Tokens, text: str, stopped: str) -> Turn:
         outcome, call = talk.read_turn(text, stopped, self.forged, self.tools)
-        return Turn(outcome, call, said(text, self.tools))
+        return Turn(outcome, several(call), said(text, self.tools))
 
     def observe(
-        self, prompt: Tokens, turn: Tokens, call: Call, observation: Observation, limit: int
+        self,
+        prompt: Tokens,
+        turn: Tokens,
+        calls: Sequence[Call],
+        observations: Sequence[Observation],
+        limit: int,
     ) -> tuple[str, Tokens]:
-        return self._written(observation, limit)
+        written = [self._written(each, limit) for each in several(observations)]
+        if len(written) == 1:  # a turn ends with its first call; a dialect on top may read more
+            return written[0]
+        return "".join(text for text, _ in written), np.concatenate([each for _, each in written])
 
     def _write(self, observation: Observation, limit: int) -> tuple[str, Tokens]:
         return talk.result_tokens(self.tokenizer, observation, limit, self.tools)

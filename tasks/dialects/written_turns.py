@@ -17,6 +17,17 @@ def in_tags(turn: str, tools: Sequence[str]) -> tuple[str, Call | None, str]:
     return thoughts, talk.read_call(turn, tools), said(turn, tools)
 
 
+def answered_turns(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, list[str]]]:
+    """Return each turn of a written trajectory with what answers its calls, without result tags."""
+    turns: list[tuple[str, list[str]]] = []
+    for text, is_turn in parts:
+        if is_turn:
+            turns.append((text, []))
+        else:
+            turns[-1][1].append(text.removeprefix("<result>").removesuffix("</result>"))
+    return turns
+
+
 def said(turn: str, tools: Sequence[str]) -> str:
     """Return a turn's text without thoughts, calls and the tags of its answer."""
     hidden = rf"<(think|{talk.any_tool(tools)})>.*?</\1>"

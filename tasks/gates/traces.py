@@ -41,12 +41,18 @@ ANSWER_TAG = re.compile("</?answer>")
 
 
 def prepare(
-    table: pd.DataFrame, training: Collection[str], tools: Sequence[str], *, world: bool = False
+    table: pd.DataFrame,
+    training: Collection[str],
+    tools: Sequence[str],
+    *,
+    world: bool = False,
+    several: bool = False,
 ) -> pd.DataFrame:
     """Add the columns that ``expectations`` check. Raises ValueError for a missing column.
 
     training: ids of the training questions. tools: names of those that the agent has. world:
-    whether they are episodes of a world, which need no answer and may end with an act.
+    whether they are episodes of a world, which need no answer and may end with an act. several:
+    whether a turn may make several calls, with as many results after it.
     """
     table = table.reset_index(drop=True)
     faults = unusable("traces", table, COLUMNS, NAMES)
@@ -58,12 +64,17 @@ def prepare(
         **legible(table, NAMES),
         trace=range(len(table)),
         unusable=faults,
-        parts_fault=[parts_fault(*each, world) for each in zip(parts, table["text"], strict=True)],
+        parts_fault=[
+            parts_fault(*each, world, several) for each in zip(parts, table["text"], strict=True)
+        ],
         tokens_length=tokens.map(len),
         flags_too_many=trained.map(len) - tokens.map(len),
         trained_tokens=trained.map(np.count_nonzero),
         first_token_trained=trained.map(lambda flags: bool(flags[:1].any())),
-        call_fault=[call_fault(each, tools, world) for each in turns],
+        call_fault=[
+            call_fault(each, tools, world, _answers(whole) if several else ())
+            for each, whole in zip(turns, parts, strict=True)
+        ],
         answer_fault=[answer_fault(each, world) for each in turns],
         words_fault=[words_fault(each, tools) for each in turns],
         flawed=(table["flaw"] != "none").astype(float).where(begins),
@@ -108,36 +119,59 @@ def sampled_expectations(context: int) -> list[Expectation]:
     return [each for each in expectations(context) if each.arguments.get("column") not in TEXTS]
 
 
-def trace_fault(parts: Parts, tools: Sequence[str], *, world: bool = False) -> str:
-    """Describe the first thing that is wrong with a written trace, or return ""."""
+def trace_fault(
+    parts: Parts, tools: Sequence[str], *, world: bool = False, several: bool = False
+) -> str:
+    """Describe the first thing that is wrong with a written trace, or return "".
+
+    several: whether a turn may make several calls.
+    """
     turns = [text for text, is_turn in parts if is_turn]
     whole = "".join(text for text, _ in parts)
     return (
-        parts_fault(parts, whole, world)
-        or call_fault(turns, tools, world)
+        parts_fault(parts, whole, world, several)
+        or call_fault(turns, tools, world, _answers(parts) if several else ())
         or answer_fault(turns, world)
         or words_fault(turns, tools)
     )
 
 
-def parts_fault(parts: Parts, text: str, world: bool = False) -> str:
-    """Describe where parts do not alternate or differ from the text, or return ""."""
+def parts_fault(parts: Parts, text: str, world: bool = False, several: bool = False) -> str:
+    """Describe where parts do not alternate or differ from the text, or return "".
+
+    several: results may follow each other.
+    """
     for number, (part, is_turn) in enumerate(parts):
-        if is_turn != (number % 2 == 0):
+        follows_turn = number > 0 and parts[number - 1][1]
+        joins = several and number > 0 and not is_turn
+        if is_turn == follows_turn and not joins:
             return f"part {number} is a {'turn' if is_turn else 'tool result'} out of turn"
         in_tags = part.startswith("<result>") and part.endswith("</result>")
         if not is_turn and not in_tags and not world:
             return f"part {number} is a tool result without its tags"
-    if len(parts) % 2 == 0:
+    if not parts or not parts[-1][1]:
         return "ends with a tool result" if parts else "no turn"
     return "" if "".join(part for part, _ in parts) == text else "the text differs from its parts"
 
 
-def call_fault(turns: Sequence[str], tools: Sequence[str], world: bool = False) -> str:
+def _answers(parts: Parts) -> list[int]:
+    """Count the results after each turn."""
+    counts: list[int] = []
+    for _, is_turn in parts:
+        if is_turn:
+            counts.append(0)
+        elif counts:
+            counts[-1] += 1
+    return counts
+
+
+def call_fault(
+    turns: Sequence[str], tools: Sequence[str], world: bool = False, results: Sequence[int] = ()
+) -> str:
     """Describe what is wrong with the calls of a trace, or return "".
 
-    Each turn but the last must end with its only call, of one of ``tools``; the last makes none,
-    except in a ``world``, which an act may end.
+    Each turn but the last must end with its only call, of one of ``tools``, or with as many calls
+    as it has ``results``; the last makes none, except in a ``world``, which an act may end.
     Only turns are searched: a tool result may quote any tag.
     """
     tag = re.compile(rf"</?(?:{any_tool(tools)}|result)>")
@@ -145,13 +179,17 @@ def call_fault(turns: Sequence[str], tools: Sequence[str], world: bool = False) 
         tags = tag.findall(turn)
         if not tags and number == len(turns) - 1:
             continue
-        tool = tags[0].strip("</>") if tags else ""
+        called = [tag.strip("</>") for tag in tags[::2]]
         if not tags:
             return f"turn {number} has no call before its result"
-        if tags != [f"<{tool}>", f"</{tool}>"] or not turn.rstrip().endswith(tags[1]):
+        if tags != [f"<{slash}{tool}>" for tool in called for slash in ("", "/")]:
             return f"turn {number} has the tags {''.join(tags)}"
-        if tool not in tools:
-            return f"turn {number} calls {tool}, which the recipe does not name"
+        count = max(1, results[number]) if results else 1
+        if len(called) != count or not turn.rstrip().endswith(tags[-1]):
+            beside = f" before {count} results" if results else ""
+            return f"turn {number} has the tags {''.join(tags)}{beside}"
+        if unknown := [tool for tool in called if tool not in tools]:
+            return f"turn {number} calls {unknown[0]}, which the recipe does not name"
         if number == len(turns) - 1 and not world:
             return f"turn {number} ends with a call without a result"
     return ""

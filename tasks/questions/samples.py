@@ -35,7 +35,7 @@ def samples_of(trace: Trace, dialogue: Dialogue) -> list[TrainingSample]:
         return [TrainingSample(trace, trace.parts, shown)]
     turns = [text for text, is_turn in trace.parts if is_turn]
     done = zip(turns, trace.acts, trace.seen[1:], strict=False)
-    past = [Exchange(NO_TOKENS, turn, act, after) for turn, act, after in done]
+    past = [Exchange(NO_TOKENS, turn, (act,), (after,)) for turn, act, after in done]
     return [
         TrainingSample(
             trace, [(turn, True)], shown_text(past[:number], trace.seen[number], dialogue)

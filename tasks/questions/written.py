@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from params.schema.base import check_below_sources
 from params.schema.prepare import Questions
+from tasks.dialects.written_turns import answered_turns
 from tasks.environments import Respond
 from tasks.questions.contract import (
     ExpertKind,
@@ -26,7 +27,7 @@ from tasks.questions.experts import Dropped, Parts, Trace
 from tasks.questions.faults import Fault, Place, RecordError, shown, unreadable
 from tasks.questions.fields import Record, text
 from tasks.questions.record_files import rows
-from tasks.trees.dialogue import final_answer, read_call
+from tasks.trees.dialogue import OTHER_TAGS, final_answer, read_calls
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Message, Observation, Question
 
@@ -37,6 +38,8 @@ TRACES_AT_ONCE = 256  # whose calls run side by side
 CUT = "..."  # ends a result that was cut to the tokens of the dialogue
 SHORTEST_CUT = 12  # characters of such a result
 _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
+_BETWEEN = re.compile(r"</result>\s+<result>")
+_CLOSING = re.compile(r"</([A-Za-z][\w-]*)>")
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -161,8 +164,11 @@ def _finder(questions: Sequence[Question]) -> Callable[[Prompt], list[Question]]
 
 
 def read_parts(response: str) -> Parts:
-    """Cut a written response into (turn, True) and (tool result, False)."""
-    parts = [part for part in _RESULT.split(response) if part]
+    """Cut a written response into (turn, True) and (tool result, False).
+
+    Space between two results is left out: they answer the calls of one turn.
+    """
+    parts = [part for part in _RESULT.split(_BETWEEN.sub("</result><result>", response)) if part]
     return [(part, not part.startswith("<result>")) for part in parts]
 
 
@@ -248,17 +254,13 @@ def _differences(
 
 
 def _calls(parts: Parts, check_calls: Collection[str]) -> list[tuple[Call, str]]:
-    """Return the calls of ``check_calls``, each with the result that is written after it."""
-    turns, results = parts[0::2], parts[1::2]
-    pairs = (
-        (read_call(turn, [*check_calls]), result)
-        for (turn, _), (result, _) in zip(turns, results, strict=False)
-    )
-    return [(call, _body(result)) for call, result in pairs if call and call.tool in check_calls]
-
-
-def _body(result: str) -> str:
-    return result.removeprefix("<result>").removesuffix("</result>")
+    """Return the calls of ``check_calls``, each with its written result."""
+    pairs: list[tuple[Call, str]] = []
+    for turn, results in answered_turns(parts):
+        tags = _CLOSING.findall(turn) if len(results) > 1 else []  # other tools have results, too
+        names = [*check_calls, *(tag for tag in tags if tag not in OTHER_TAGS)]
+        pairs += zip(read_calls(turn, names), results, strict=False)
+    return [(call, result) for call, result in pairs if call.tool in check_calls]
 
 
 def _difference(calls: Sequence[tuple[Call, str]], seen: Sequence[Observation]) -> str:

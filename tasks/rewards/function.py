@@ -33,7 +33,7 @@ from tasks.extensions import checks
 from tasks.extensions.pool import Reply, open_pool
 from tasks.extensions.user_code_worker import load
 from tasks.rewards.contract import Ending, Part, PartKind
-from tasks.trees.tree import Message, Node, Observation, Question
+from tasks.trees.tree import Message, Node, Observation, Question, results_of
 
 SIGNATURE = "def brevity(ending)"
 WORKERS = min(4, len(os.sched_getaffinity(0)))  # processes
@@ -132,6 +132,7 @@ def written(ending: Ending) -> dict[str, Any]:
             {
                 **{name: getattr(node, name) for name in ("parent", "kind", "outcome", "text")},
                 "observation": vars(node.observation) if node.observation else None,
+                "results": [vars(result) for result in node.results],
             }
             for node in ending.trajectory
         ],
@@ -162,6 +163,5 @@ def _node(values: Mapping[str, Any]) -> Node:
     tokens, scores = np.zeros(0, np.int32), np.zeros(0, np.float32)
     seen = values["observation"]
     observation = Observation(**{**seen, "actions": tuple(seen["actions"])}) if seen else None
-    return Node(
-        **{**values, "observation": observation}, tokens=tokens, logprobs=scores, entropies=scores
-    )
+    read = {"observation": observation, "results": results_of(values["results"])}
+    return Node(**{**values, **read}, tokens=tokens, logprobs=scores, entropies=scores)

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from params.schema.reinforce import RewardPart
+from tasks.dialects.contract import calls_in
 from tasks.dialects.tags import TagsReader
 from tasks.extensions.checks import number_fault
 from tasks.rewards.contract import NOT_ASKED, Ending, Part
@@ -51,8 +52,8 @@ class Reader(Protocol):
     def faults(self, turns: Sequence[str], outcome: str) -> list[str]:
         """Return the names of what is wrong with the form of a response; [] for nothing."""
 
-    def call(self, turn: str) -> Call | None:
-        """Return the tool call in the text of a turn, or None."""
+    def calls(self, turn: str) -> tuple[Call, ...]:
+        """Return the tool calls in the text of a turn."""
 
 
 def score_trees(
@@ -244,12 +245,14 @@ def episode_score(seen: Sequence[Observation]) -> float:
 
 def _tools(trajectory: Sequence[Node], reader: Reader) -> frozenset[str]:
     """Return the tools of which a call worked."""
-    return frozenset(
+    results = [result for turn in sampled(trajectory) for result in turn.results]
+    earlier = (  # trees of earlier releases do not name the tool
         call.tool
         for turn, result in pairwise(trajectory)
-        if result.kind != TURN and result.outcome == Outcome.OK
-        if (call := reader.call(turn.text))
+        if not turn.results and result.kind != TURN and result.outcome == Outcome.OK
+        for call in calls_in(reader, turn.text)
     )
+    return frozenset([*(each.tool for each in results if each.outcome == Outcome.OK), *earlier])
 
 
 def _storable(text: str) -> str:

@@ -39,7 +39,7 @@ def judge(judged: Sequence[Judged], lane: Lane) -> None:
         left = rollout.leaves - len(path.siblings)
         added = min(rollout.branch, left) if decision.wanted else 0
         for _ in range(added):
-            lane.fork(path, result, path.tokens[:position], path.calls, turns=path.turns - 1)
+            lane.fork(path, result, path.tokens[:position], len(path.past), turns=path.turns - 1)
         path.tree.decisions.append(replace(decision, added=added))
 
 

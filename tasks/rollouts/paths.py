@@ -62,7 +62,7 @@ class LiveTrajectory:
     # beginning of its next turn, shared with its parent's
     head: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
     head_text: str = ""
-    past: tuple[Exchange, ...] = ()  # its turns that acted, and what answered them
+    past: tuple[Exchange, ...] = ()  # its turns that acted, with all of ``calls``
     failed: Observation | None = None  # why its episode could not start
     live: bool = True
     waits: bool = False  # keeps its handle after its end, since it may branch at marks
@@ -117,15 +117,17 @@ class Lane:
             )
 
     def fork(
-        self, path: LiveTrajectory, node: int, tokens: NDArray[np.int32], acts: int, **changes: Any
+        self, path: LiveTrajectory, node: int, tokens: NDArray[np.int32], acted: int, **changes: Any
     ) -> None:
-        """Start a path that shares its beginning, up to ``node`` and ``acts`` acts, with ``path``.
+        """Start a path that shares its beginning with ``path``, up to ``node``.
 
-        ``tokens``: those of the shared beginning from the last prompt on. The decision belongs to
-        this place, so the branch's own first turn is not judged again. ``changes``: what else
-        differs.
+        ``tokens``: those of the shared beginning from the last prompt on; ``acted``: its turns that
+        acted. The decision belongs to this place, so the branch's own first turn is not judged
+        again. ``changes``: what else differs.
         """
         shared = [path.tree.nodes[index] for index in path.tree.path(node)]
+        past = path.past[:acted]
+        acts = sum(len(exchange.calls) for exchange in past)
         branch = replace(
             path,
             index=len(path.siblings),
@@ -135,7 +137,7 @@ class Lane:
             tokens=tokens,
             response=sum(len(part.tokens) for part in shared if part.kind != PROMPT),
             calls=acts,
-            past=path.past[:acts],
+            past=past,
             judged=None,
             live=True,
             **changes,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ class RestingPath:
     judged: int | None
     head: list[int]
     head_text: str
-    acts: list[tuple[Call, Observation]]
+    acts: list[list[tuple[Call, Observation]]]  # of each turn that acted
     failed: Observation | None
     live: bool
     waits: bool
@@ -83,7 +83,9 @@ def _resting(path: LiveTrajectory) -> RestingPath:
         judged=path.judged,
         head=path.head.tolist(),
         head_text=path.head_text,
-        acts=[(exchange.call, exchange.observation) for exchange in path.past],
+        acts=[
+            list(zip(exchange.calls, exchange.observations, strict=True)) for exchange in path.past
+        ],
         failed=path.failed,
         live=path.live,
         waits=path.waits,
@@ -109,7 +111,7 @@ def begin_again(
         for (tree, path), (_, seen) in zip(paths, opened, strict=True)
     ]
     handles = [handle for handle, _ in opened]
-    acts = [path.acts if tree.of_world else [] for tree, path in paths]
+    acts = [[*chain(*path.acts)] if tree.of_world else [] for tree, path in paths]
     for done in zip_longest(*acts):  # a round of all paths
         moving = [i for i, act in enumerate(done) if act and not failed[i]]
         seen = episodes.act([(handles[i], done[i][0]) for i in moving])
@@ -155,15 +157,15 @@ def _path(
         *handles,
         context_tokens(tree, path.node),
         response=sum(len(node.tokens) for node in nodes if node.kind != PROMPT),
-        calls=len(path.acts),
+        calls=sum(map(len, path.acts)),
         turns=path.turns,
         initial_entropy=path.initial_entropy,
         judged=path.judged,
         head=np.array(path.head, np.int32),
         head_text=path.head_text,
         past=tuple(
-            Exchange(turn.tokens, turn.text, call, observation)
-            for turn, (call, observation) in zip(turns, path.acts, strict=False)
+            Exchange(turn.tokens, turn.text, *zip(*acts, strict=True))
+            for turn, acts in zip(turns, path.acts, strict=False)
         ),
         failed=failed,
         live=path.live,

@@ -1,6 +1,7 @@
 """Rollouts in rounds, with branching: from questions to trees.
 
-In a round every live path samples one turn, and all tool calls and acts run side by side. Branching
+In a round every live path samples one turn, and the tool calls and acts of all paths run side by
+side, those of one turn one after the other. Branching
 after observations (ARPO): each path whose turn followed one is judged, in path order; its branches
 start in the next round from the position right after that observation. Branching at marks (GPG):
 when the first trajectories of a question have all ended, each branches at its first marks, in path
@@ -190,7 +191,7 @@ def _continue(siblings: list[LiveTrajectory], lane: Lane) -> None:
 def _round(live: Sequence[LiveTrajectory], lane: Lane) -> None:
     """Sample one turn of every live path, run all calls, and decide on branches."""
     samples = lane.sampling.sample([lane.request(path) for path in live])
-    calls: list[tuple[LiveTrajectory, Call]] = []
+    calls: list[tuple[LiveTrajectory, Sequence[Call]]] = []
     judged: list[Judged] = []
     turns: list[tuple[LiveTrajectory, Turn]] = []
     for path, sample in zip(live, samples, strict=True):
@@ -198,8 +199,8 @@ def _round(live: Sequence[LiveTrajectory], lane: Lane) -> None:
             judged.append((path, path.judged, sample))
         turn = take_turn(path, sample, lane)
         turns.append((path, turn))
-        if turn.call:
-            calls.append((path, turn.call))
+        if turn.calls:
+            calls.append((path, turn.calls))
     BEAMING[lane.setting.branching].judge(judged, lane)
     act(calls, lane)
     end([(path, turn) for path, turn in turns if not path.live], lane)

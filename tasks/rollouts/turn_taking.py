@@ -1,4 +1,8 @@
-"""One round of a path: read the turn that it has sampled, act, and append what answers the act."""
+"""One round of a path: read the turn that it has sampled, act, and append what answers its acts.
+
+The calls of a turn are carried out in their order, each with a result of its own. If fewer calls
+are left than were made, the first ones are carried out, and the turn ends the path.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.dialects.contract import Exchange, Turn
+from tasks.dialects.contract import Exchange, Turn, numbered, observed, takes_several
 from tasks.dialects.observation_text import shown_text
 from tasks.engines import Sample
-from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, LiveTrajectory
+from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, LiveTrajectory, Setting
+from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
 from tasks.trees.outcomes import Outcome, StopReason
@@ -21,6 +26,7 @@ from tasks.trees.tree import (
     RESULT,
     TURN,
     Call,
+    CallResult,
     Node,
     Observation,
     common_prefix,
@@ -31,7 +37,7 @@ ENDED = (Outcome.ANSWER, Outcome.NO_ANSWER)  # of a turn with which the agent it
 
 
 def take_turn(path: LiveTrajectory, sample: Sample, lane: Lane) -> Turn:
-    """Append a sampled turn; return it as read, with its call if that is allowed."""
+    """Append a sampled turn; return it as read, with those of its calls that are allowed."""
     setting = lane.setting
     text, sample = _new_text(path, sample, lane)
     said = path.head_text + text
@@ -39,9 +45,7 @@ def take_turn(path: LiveTrajectory, sample: Sample, lane: Lane) -> Turn:
         said = said.removesuffix(setting.tokenizer.eos_token)
     before = path.tokens[: len(path.tokens) - len(path.head)]
     whole = np.concatenate([path.head, sample.tokens])
-    turn = setting.dialect.read(before, whole, said, sample.stopped)
-    if turn.call and path.calls >= setting.dialogue.tool_calls:
-        turn = Turn(Outcome.TOO_MANY_CALLS, None, turn.said)
+    turn = _allowed(path, setting.dialect.read(before, whole, said, sample.stopped), setting)
     measured = (sample.tokens, sample.logprobs, sample.entropies)
     steps = setting.policy_steps
     _append(path, Node(path.node, TURN, turn.outcome, text, *measured, policy_steps=steps))
@@ -49,8 +53,17 @@ def take_turn(path: LiveTrajectory, sample: Sample, lane: Lane) -> Turn:
     path.head, path.head_text = NO_TOKENS, ""
     if path.initial_entropy is None:
         path.initial_entropy = window_entropy(sample.entropies, setting.rollout.entropy_window)
-    path.live = turn.call is not None
+    path.live = bool(turn.calls) and turn.outcome != Outcome.TOO_MANY_CALLS
     return turn
+
+
+def _allowed(path: LiveTrajectory, turn: Turn, setting: Setting) -> Turn:
+    """Return a turn with those of its calls that the path has left, each with its id."""
+    if len(turn.calls) > 1 and not takes_several(setting.dialect):
+        return Turn(Outcome.BAD_CALL, (), turn.said)
+    left = setting.dialogue.tool_calls - path.calls
+    outcome = turn.outcome if len(turn.calls) <= left else Outcome.TOO_MANY_CALLS
+    return Turn(outcome, numbered(setting.dialect, turn.calls[:left], path.calls), turn.said)
 
 
 def _new_text(path: LiveTrajectory, sample: Sample, lane: Lane) -> tuple[str, Sample]:
@@ -88,31 +101,62 @@ def _append(path: LiveTrajectory, node: Node) -> None:
 # ---------------------------------------------------------------- acts
 
 
-def act(calls: Sequence[tuple[LiveTrajectory, Call]], lane: Lane) -> None:
-    """Run the calls of a round side by side, and append what answers them."""
-    moving = [(path, call) for path, call in calls if not path.failed]
-    answers = iter(lane.episodes.act([(path.episode, call) for path, call in moving]))
-    for path, call in calls:
-        observe(path, call, path.failed or next(answers), lane)
+def act(calling: Sequence[tuple[LiveTrajectory, Sequence[Call]]], lane: Lane) -> None:
+    """Run the calls of a round, and append what answers them.
+
+    The first calls of all paths run side by side, then the second ones, and so on. The calls of a
+    turn that follow the end of its episode are not run.
+    """
+    seen: list[list[Observation]] = [[path.failed] if path.failed else [] for path, _ in calling]
+    for number in range(max((len(calls) for _, calls in calling), default=0)):
+        moving = [
+            (path, calls[number], answers)
+            for (path, calls), answers in zip(calling, seen, strict=True)
+            if len(answers) == number < len(calls) and not (path.has_state and _over(answers))
+        ]
+        round_answers = lane.episodes.act([(path.episode, call) for path, call, _ in moving])
+        for (_, _, answers), answer in zip(moving, round_answers, strict=True):
+            answers.append(answer)
+    for (path, calls), answers in zip(calling, seen, strict=True):
+        observe(path, calls[: len(answers)], answers, lane)
 
 
-def observe(path: LiveTrajectory, call: Call, observation: Observation, lane: Lane) -> None:
-    """Append what answers an act; end a path that has ended, or has no room for it."""
+def _over(answers: Sequence[Observation]) -> bool:
+    return bool(answers) and answers[-1].ends
+
+
+def observe(
+    path: LiveTrajectory, calls: Sequence[Call], observations: Sequence[Observation], lane: Lane
+) -> None:
+    """Append what answers the acts of a turn; end a path that has ended, or has no room for it."""
     turn = _whole_turn(path)
-    path.calls += 1
-    path.past = (*path.past, Exchange(turn.tokens, turn.text, call, observation))
+    path.calls += len(calls)
+    exchange = Exchange(turn.tokens, turn.text, tuple(calls), tuple(observations))
+    path.past = (*path.past, exchange)
+    _on_turn(path, results=_results(exchange, [seen.text for seen in observations]))
     if path.has_state:
-        _on_turn(path, observation=observation)
-        if observation.ends:
-            _on_turn(path, outcome=observation.ending)
+        _on_turn(path, observation=exchange.observation)
+        if exchange.observation.ends:
+            _on_turn(path, outcome=exchange.observation.ending)
             path.live = False
-            return
+    if not path.live:  # its episode has ended, or it has made too many calls
+        return
     forms = {"growing": _go_on, "fresh": _begin_anew}
-    if not forms[lane.setting.dialogue.prompt](path, turn, call, observation, lane):
+    if not forms[lane.setting.dialogue.prompt](path, turn, exchange, lane):
         path.live = False
         _on_turn(path, outcome=Outcome.OUT_OF_SPACE)
         return
     path.judged = path.node
+
+
+def _results(exchange: Exchange, texts: Sequence[str]) -> tuple[CallResult, ...]:
+    """Return the results of a turn, given what is read of each; the only one has no text here."""
+    answered = zip(exchange.calls, exchange.observations, texts, strict=True)
+    results = tuple(
+        CallResult(call.id, call.tool, seen.outcome, call.argument, talk.readable(text))
+        for call, seen, text in answered
+    )
+    return results if len(results) > 1 else (replace(results[0], argument="", text=""),)
 
 
 def _whole_turn(path: LiveTrajectory) -> Node:
@@ -127,37 +171,51 @@ def _on_turn(path: LiveTrajectory, **changes: object) -> None:
     nodes[path.node] = replace(nodes[path.node], **changes)  # type: ignore[arg-type]
 
 
-def _go_on(
-    path: LiveTrajectory, turn: Node, call: Call, observation: Observation, lane: Lane
-) -> bool:
-    """Append the observation to the dialogue; return False where there is no room for it."""
-    setting, room = lane.setting, lane.room(path) - 1
-    limit = min(setting.dialogue.result_tokens, room)
+def _go_on(path: LiveTrajectory, turn: Node, exchange: Exchange, lane: Lane) -> bool:
+    """Append what answers a turn to the dialogue; return False where there is no room for it.
+
+    Each result has ``result_tokens``. Where there is no room for all, they have equal shares of it.
+    """
+    setting, room, count = lane.setting, lane.room(path) - 1, len(exchange.calls)
     before = path.tokens[: len(path.tokens) - len(turn.tokens)]
-    written = setting.dialect.observe(before, turn.tokens, call, observation, limit)
-    if written is None:
-        return _restart(path, lane)
-    text, tokens = written
-    if len(tokens) > limit:
-        return False
-    _append(path, Node(path.node, RESULT, observation.outcome, text, tokens, NOTHING, NOTHING))
-    return True
+    whole = min(setting.dialogue.result_tokens, room)
+    for limit in dict.fromkeys((whole, min(whole, room // count))):
+        written = observed(setting.dialect, before, turn.tokens, exchange, limit)
+        if written is None:
+            return _restart(path, turn, before, lane)
+        text, tokens = written
+        if len(tokens) <= min(room, limit * count):
+            _note_texts(path, turn, before, limit, lane)
+            outcome = exchange.observation.outcome
+            _append(path, Node(path.node, RESULT, outcome, text, tokens, NOTHING, NOTHING))
+            return True
+    return False
 
 
-def _restart(path: LiveTrajectory, lane: Lane) -> bool:
+def _note_texts(
+    path: LiveTrajectory, turn: Node, before: NDArray[np.int32], limit: int, lane: Lane
+) -> None:
+    """Keep what the agent reads of each result of a turn that has several."""
+    exchange = path.past[-1]
+    texts = getattr(lane.setting.dialect, "texts", None)
+    if texts and len(exchange.calls) > 1:
+        read = texts(before, turn.tokens, exchange.calls, exchange.observations, limit)
+        _on_turn(path, results=_results(exchange, read))
+
+
+def _restart(path: LiveTrajectory, turn: Node, before: NDArray[np.int32], lane: Lane) -> bool:
     """Write the whole dialogue as a new prompt, where the dialect cannot go on."""
     tree, setting = path.tree, lane.setting
     first = tree.nodes[0].observation
     shown = shown_text((), first, setting.dialogue) if first else ""
     tokens = setting.dialect.restart(tree.question, shown, path.past)
+    _note_texts(path, turn, before, setting.dialogue.result_tokens, lane)
     return _new_context(path, tokens, path.past[-1].observation.outcome, lane)
 
 
-def _begin_anew(
-    path: LiveTrajectory, turn: Node, call: Call, observation: Observation, lane: Lane
-) -> bool:
+def _begin_anew(path: LiveTrajectory, turn: Node, exchange: Exchange, lane: Lane) -> bool:
     """Append the prompt of the next step; return False where it is too long."""
-    setting = lane.setting
+    setting, observation = lane.setting, exchange.observation
     shown = shown_text(path.past, observation, setting.dialogue)
     tokens = setting.dialect.prompt(path.tree.question, shown)
     assert setting.dialogue.prompt_tokens

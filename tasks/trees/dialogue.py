@@ -271,8 +271,12 @@ def boxed(block: str) -> str | None:
 
 def read_call(turn: str, tools: Sequence[str] = ()) -> Call | None:
     """Return the tool call that a turn ends with, or None."""
-    matched = _call(own_tools(tools)).search(turn)
-    return Call(matched[1], matched[2]) if matched else None
+    return next(iter(read_calls(turn, tools)), None)
+
+
+def read_calls(turn: str, tools: Sequence[str] = ()) -> tuple[Call, ...]:
+    """Return all tool calls in the text of a turn, in their order."""
+    return tuple(Call(each[1], each[2]) for each in _call(own_tools(tools)).finditer(turn))
 
 
 def trace_tokens(

@@ -13,14 +13,14 @@ class Outcome(StrEnum):
     """How a turn or a tool call ended."""
 
     # Of a turn. Every one but CALL and PART ends the trajectory.
-    CALL = "call"  # The turn ends with a complete, well-formed tool call.
+    CALL = "call"  # The turn ends with complete, well-formed tool calls: one, or several.
     ANSWER = "answer"  # The turn closed an answer block.
     NO_ANSWER = "no_answer"  # The agent sampled the end token without an answer.
     CUT = "cut"  # The turn used up its token budget.
     BAD_CALL = "bad_call"  # The turn closed a tool tag that it had not opened.
     FORGED_RESULT = "forged_result"  # The agent wrote a result tag, which only the tools may write.
     FORGED_TURN = "forged_turn"  # The agent wrote a mark of turns, which the template alone writes.
-    TOO_MANY_CALLS = "too_many_calls"  # The turn makes one call more than the recipe allows.
+    TOO_MANY_CALLS = "too_many_calls"  # The turn makes more calls than the recipe has left.
     OUT_OF_SPACE = "out_of_space"  # The tool result and one more token would exceed the budget.
     TERMINATED = "terminated"  # The environment has ended the episode with this turn's act.
     TRUNCATED = "truncated"  # A limit of the environment has ended the episode.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.trees.tree import Decision, Message, Node, Observation, Question, Tree
+from tasks.trees.tree import (
+    CallResult,
+    Decision,
+    Message,
+    Node,
+    Observation,
+    Question,
+    Tree,
+    results_of,
+)
 
 PORTION = 1024  # questions that are rows of Python at once
 ROW_GROUP = 64 * PORTION  # questions of a row group
@@ -25,6 +35,7 @@ STORED_TREES = {  # stage -> environment variable: folder of trees that it uses 
     "reinforce": "BEAMLINE_TREES",  # of all iterations
     "reward_model": "BEAMLINE_LABELLED_TREES",
 }
+CALL_RESULT = pa.struct([(field.name, pa.string()) for field in fields(CallResult)])
 MESSAGE = pa.struct({"role": pa.string(), "content": pa.string()})
 QUESTION_TABLE = pa.schema(
     {
@@ -49,6 +60,7 @@ NODE_TABLE = pa.schema(
         "logprobs": pa.list_(pa.float32()),
         "entropies": pa.list_(pa.float32()),
         "policy_steps": pa.int32(),  # tables of earlier releases lack it, and are read as 0
+        "results": pa.list_(CALL_RESULT),  # tables of earlier releases lack it: one call a turn
     }
 )
 LEAF_TABLE = pa.schema({"question": pa.string(), "leaf": pa.int32(), "node": pa.int32()})
@@ -91,6 +103,7 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     for tree in trees:
         for index, node in enumerate(tree.nodes):
             columns = {name: value for name, value in vars(node).items() if name != "observation"}
+            columns["results"] = [vars(result) for result in node.results]
             _add(nodes, question=tree.question.id, node=index, **columns)
         for index, leaf in enumerate(tree.leaves):
             _add(leaves, question=tree.question.id, leaf=index, node=leaf)
@@ -129,8 +142,9 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
             "entropies": np.array(row.pop("entropies"), np.float32),
         }
         name, node = row.pop("question"), row.pop("node")
+        results = results_of(row.pop("results", None))
         observation = observations.get((name, node))
-        trees[name].nodes.append(Node(**row, **arrays, observation=observation))
+        trees[name].nodes.append(Node(**row, **arrays, observation=observation, results=results))
     for row in read_rows(folder / "leaves.parquet", iteration):
         trees[row["question"]].leaves.append(row["node"])
     for row in read_rows(folder / "decisions.parquet", iteration):

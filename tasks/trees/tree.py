@@ -20,6 +20,7 @@ Dimension letters, in shapes and in the names of arrays, everywhere in the proje
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
@@ -92,12 +93,14 @@ class Call:
 
     ``argument`` is the text of the tool's only parameter where that is a string, else a JSON object
     of all parameters. ``values`` are the parameters by name, once they fit the tool's schema
-    (tasks/tools/schema.py).
+    (tasks/tools/schema.py). ``id`` names the call in its dialogue, as the agent has written it or
+    as the dialect numbers it; "" before it is allowed to run.
     """
 
     tool: str
     argument: str
     values: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    id: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,41 @@ class Observation:
         return self.outcome if self.outcome in ENDED_BY_WORLD else Outcome.TRUNCATED
 
 
+def joined(seen: Sequence[Observation]) -> Observation:
+    """Return what answers the acts of one turn as one observation: that of its environment step.
+
+    Rewards add up, texts are joined by blank lines, and the state, the admissible acts, the end and
+    ``info`` are the last one's. The outcome is the first that is not OK, unless the last act ends
+    the episode, whose outcome it then is.
+    """
+    if len(seen) == 1:
+        return seen[0]
+    last = seen[-1]
+    failed = [each.outcome for each in seen if each.outcome != Outcome.OK]
+    return replace(
+        last,
+        outcome=failed[0] if failed and not last.ends else last.outcome,
+        text="\n\n".join(each.text for each in seen),
+        reward=math.fsum(each.reward for each in seen),
+        state=last.key,
+    )
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """What came of a call that was executed.
+
+    Of the only call of a turn, argument and text are "": the turn has the one, and the node after
+    it the other.
+    """
+
+    id: str  # of the call in its dialogue
+    tool: str
+    outcome: str  # an Outcome of a tool call
+    argument: str = ""
+    text: str = ""  # of the result, as the agent reads it
+
+
 @dataclass(frozen=True)
 class Node:
     """A run of tokens in a tree.
@@ -145,6 +183,10 @@ class Node:
     ends with; in the root, the first one. It is None for questions with tools, whose results are
     nodes. The last observation of an episode has no node of its own.
 
+    A turn may make several calls. ``results`` are those of the calls that were executed, in their
+    order; in trees of earlier releases, whose turns made one call at most, they are empty. The node
+    below the turn holds all of them: what follows it has read the last one.
+
     A node of kind PROMPT below a turn starts a new context: it holds a whole prompt, and what
     follows it attends to nothing before it.
 
@@ -154,13 +196,16 @@ class Node:
 
     parent: int  # index in the tree; -1 for the prompt
     kind: str  # PROMPT, TURN or RESULT
-    outcome: str  # an Outcome; "" for the first prompt, of a fresh one that of the act before it
+    # An Outcome; "" for the first prompt. A result, or a fresh prompt, has that of the act before
+    # it, of several the first that is not OK.
+    outcome: str
     text: str
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     entropies: NDArray[np.float32]
     observation: Observation | None = None
     policy_steps: int = 0
+    results: tuple[CallResult, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,15 +284,13 @@ class Tree:
 
     def acts(self) -> list[str]:
         """Return the outcome of each executed act; one that trajectories share is there once."""
-        answered = {node.parent for node in self.nodes if node.kind != TURN}
-        outcomes = [
-            _outcome_of_act(node, i in answered) for i, node in enumerate(self.nodes[1:], 1)
-        ]
-        return [outcome for outcome in outcomes if outcome is not None]
+        after: dict[int, Node] = {node.parent: node for node in self.nodes if node.kind != TURN}
+        turns = ((i, node) for i, node in enumerate(self.nodes) if node.kind == TURN)
+        return [outcome for i, turn in turns for outcome in acts_of(turn, after.get(i))]
 
 
 def join(parts: Sequence[Node]) -> Node:
-    """Join the parts of a turn to one node, with outcome and observation of the last part."""
+    """Join the parts of a turn to one node: what answers it is the last part's."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -258,6 +301,7 @@ def join(parts: Sequence[Node]) -> Node:
         logprobs=np.concatenate([part.logprobs for part in parts]),
         entropies=np.concatenate([part.entropies for part in parts]),
         observation=parts[-1].observation,
+        results=parts[-1].results,
     )
 
 
@@ -317,6 +361,7 @@ def _parts(
             logprobs=turn.logprobs[start:end],
             entropies=turn.entropies[start:end],
             observation=turn.observation if whole else None,
+            results=turn.results if whole else (),
         )
         written = reach
 
@@ -338,9 +383,8 @@ def sampled(trajectory: Sequence[Node]) -> list[Node]:
 
 def acts(trajectory: Sequence[Node]) -> list[str]:
     """Return the outcomes of the acts (tool calls, steps of a world) that were executed."""
-    answered = [after.kind != TURN for after in trajectory[2:]] + [False]
-    outcomes = map(_outcome_of_act, trajectory[1:], answered)
-    return [outcome for outcome in outcomes if outcome is not None]
+    pairs = pairwise([*trajectory, None])
+    return [o for turn, after in pairs if turn and turn.kind == TURN for o in acts_of(turn, after)]
 
 
 def masked_leaves(tree: Tree, outcomes: Collection[str]) -> list[bool]:
@@ -371,16 +415,38 @@ def spliced(leaves: Sequence[tuple[Tree, int]]) -> Tree:
     return new
 
 
-def _outcome_of_act(node: Node, answered: bool) -> str | None:
-    """Return the outcome of the act that this node below the first prompt answers, or None.
+def results_of(stored: Sequence[Mapping[str, str]] | None) -> tuple[CallResult, ...]:
+    """Return the results of a turn from their rows; None: a table of an earlier release."""
+    return () if stored is None else tuple(CallResult(**each) for each in stored)
 
-    ``answered``: the next node is a tool result or a fresh prompt, which has the outcome. A last
-    act has none after it. A turn that was no act can have an observation, too: a last reward.
+
+def calls_of(
+    results: Sequence[CallResult], read: Sequence[Call], outcome: str, text: str
+) -> list[CallResult]:
+    """Return the executed calls of a turn, each with its argument and text.
+
+    ``read``: the calls that a dialect finds in the turn's text; ``outcome`` and ``text`` are those
+    of the node that answers the turn. Where nothing is known of a call, its tool is "".
     """
-    if node.kind != TURN:
-        return node.outcome
-    acted = node.outcome in ACTED and not answered
-    return node.observation.outcome if acted and node.observation else None
+    if len(results) > 1:
+        return list(results)
+    call = read[0] if read else Call("", "")
+    known = results[0] if results else CallResult("", call.tool, outcome)
+    return [replace(known, argument=call.argument, text=text)]
+
+
+def acts_of(turn: Node, after: Node | None) -> list[str]:
+    """Return the outcomes of the executed acts of a turn; ``after``: the next node, if any.
+
+    In trees of earlier releases, the tool result or the fresh prompt after a turn has the outcome
+    of its only act. A last act has none after it. A turn that was no act can have an observation,
+    too: a last reward.
+    """
+    if turn.results:
+        return [result.outcome for result in turn.results]
+    if after is not None and after.kind != TURN:
+        return [after.outcome]
+    return [turn.observation.outcome] if turn.outcome in ACTED and turn.observation else []
 
 
 def observed_before(trajectory: Sequence[Node]) -> list[str]:

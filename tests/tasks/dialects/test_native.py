@@ -43,6 +43,7 @@ BOOK = ToolSpec(
         "required": ["city", "day"],
     },
 )
+LOOK = Call("look", '{"at": 1}')
 PLAIN = [
     "a",
     "7",
@@ -363,8 +364,10 @@ def test_a_turn_without_a_call(name, text, outcome):
         ("qwen3", "<tool_call>\n" + "9" * 5_000 + "\n</tool_call>"),
         # parsed, but too deep to be written again
         ("qwen3", call_text("qwen3", Call("look", '{"a": ' + "[" * 400 + "]" * 400 + "}"))),
-        ("qwen3", call_text("qwen3", Call("python", "1")) * 2),
-        ("qwen2.5", call_text("qwen2.5", Call("python", "1")) * 2),
+        # its format has one call a turn
+        ("llama-3", call_text("llama-3", Call("python", "1")) + "; " + call_text("llama-3", LOOK)),
+        # one of them has no parameters
+        ("qwen3", call_text("qwen3", LOOK) + '<tool_call>\n{"name": "python"}\n</tool_call>' * 2),
         ("glm-4.5", call_text("glm-4.5", Call("python", "1")).replace("</arg_value>", "")),
         ("llama-3", '{"name": "python", "parameters": {"code": "1"'),
         ("llama-3", '{"name": "python", "parameters": "1"}'),

@@ -7,6 +7,7 @@ whole dialogue, not of the dialect.
 
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,16 +56,21 @@ def steps_of(calls):
     return [f"print({number})" for number in range(calls)]
 
 
-def written(calls):
-    """The parts of a trace of so many calls, as an expert writes it."""
+def written(calls, together=1):
+    """The parts of a trace of so many turns with calls, as an expert writes it."""
     parts = []
-    for number, code in enumerate(steps_of(calls)):
-        parts.append((f"<think>step {number}</think><python>{code}</python>", True))
-        parts.append((f"<result>result of {code}</result>", False))
+    for number, codes in enumerate(batched(steps_of(calls * together), together)):
+        called = "".join(f"<python>{code}</python>" for code in codes)
+        parts.append((f"<think>step {number}</think>{called}", True))
+        parts += [(f"<result>result of {code}</result>", False) for code in codes]
     return [*parts, ("<think>so</think><answer>It is \\boxed{7}.</answer>", True)]
 
 
-def said(renderer, template, calls):
+def batched(values, size):
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def said(renderer, template, calls, together=1):
     """The tokens of each turn of the same trace: the library's rendering of the whole dialogue."""
     _, dialect = opened(renderer, template)
     messages = [
@@ -72,20 +78,31 @@ def said(renderer, template, calls):
         {"role": "user", "content": "How many?"},
     ]
     turns = []
-    for number, code in enumerate([*steps_of(calls), ""]):
-        thought = f"step {number}" if code else "so"
-        message = {"role": "assistant", "content": "" if code else "It is \\boxed{7}."}
+    for number, codes in enumerate([*batched(steps_of(calls * together), together), []]):
+        thought = f"step {number}" if codes else "so"
+        message = {"role": "assistant", "content": "" if codes else "It is \\boxed{7}."}
         if dialect.thinks:
             message["reasoning_content"] = thought
         else:
             message["content"] = "\n\n".join(filter(None, [thought, message["content"]]))
-        call_id = f"functions.python:{number}" if renderer.startswith("kimi") else "call_0"
-        if code:
-            function = {"name": "python", "arguments": {"text": code}}
-            message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
+        form = "functions.python:{}" if renderer.startswith("kimi") else "call_{}"
+        names = {code: form.format(number * together + i) for i, code in enumerate(codes)}
+        if codes:
+            message["tool_calls"] = [
+                {
+                    "id": name,
+                    "type": "function",
+                    "function": {"name": "python", "arguments": {"text": code}},
+                }
+                for code, name in names.items()
+            ]
         turns.append(turn_of(renderer, template, messages, message))
-        result = {"role": "tool", "name": "python", "tool_call_id": call_id}
-        messages += [message, {**result, "content": f"result of {code}"}]
+        result = {"role": "tool", "name": "python"}
+        messages.append(message)
+        messages += [
+            {**result, "tool_call_id": name, "content": f"result of {code}"}
+            for code, name in names.items()
+        ]
     return turns
 
 
@@ -147,22 +164,43 @@ def rolled_out(renderer, template, turns):
     return tree
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3])
+@pytest.mark.parametrize(("calls", "together"), [(1, 1), (2, 1), (3, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize(("renderer", "template"), RENDERERS)
-def test_a_trace_trains_what_a_policy_samples(renderer, template, calls):
-    turns = said(renderer, template, calls)
+def test_a_trace_trains_what_a_policy_samples(renderer, template, calls, together):
+    _, dialect = opened(renderer, template)
+    if together > 1 and renderer == "llama-3":
+        with pytest.raises(ValueError, match=r"question q: .* a turn of its own"):
+            dialect.trace(QUESTION, written(calls, together))
+        return
+    turns = said(renderer, template, calls, together)
     tree = rolled_out(renderer, template, turns)
     outcomes = [node.outcome for node in tree.nodes if node.kind == TURN]
     assert outcomes == [Outcome.CALL] * calls + [Outcome.ANSWER]
+    check_results(tree, together)
 
-    _, dialect = opened(renderer, template)
-    contexts = dialect.trace(QUESTION, written(calls))
-    assert len(contexts) == (calls + 1 if renderer in ANEW else 1)
+    contexts = dialect.trace(QUESTION, written(calls, together))
+    anew = renderer in ANEW or (renderer == "deepseek-v4" and together > 1)
+    assert len(contexts) == (calls + 1 if anew else 1)
     trained = np.concatenate([tokens[own] for tokens, own in contexts])
     assert trained.tolist() == [token for turn in turns for token in turn]
     for row, (tokens, own) in zip(as_sampled(Attempt(tree, 0, "")), contexts, strict=True):
         assert tokens.tolist() == row["tokens"].tolist()
         assert own.tolist() == row["trained"].tolist()
+
+
+def check_results(tree, together):
+    """Each call has its own result, in the order of the calls, under a name of its own."""
+    results = [result for node in tree.nodes for result in node.results]
+    assert len({result.id for result in results}) == len(results)
+    assert {(result.tool, result.outcome) for result in results} == {("python", "ok")}
+    if together > 1:
+        codes = steps_of(len(results))
+        assert [result.argument for result in results] == codes
+        assert [result.text for result in results] == [f"result of {code}" for code in codes]
+    for turn, after in pairwise(tree.nodes):
+        if len(turn.results) > 1:
+            places = [after.text.rindex(result.text) for result in turn.results]
+            assert places == sorted(set(places))
 
 
 def test_a_table_has_a_row_for_each_context_and_says_where_a_trace_begins():

@@ -27,6 +27,7 @@ from tasks.trees.tree import (
     PROMPT,
     RESULT,
     TURN,
+    CallResult,
     Decision,
     Message,
     Node,
@@ -74,7 +75,9 @@ def nodes(draw, parent: int, kind: str):
     scores = floats(len(tokens) if kind == TURN else 0)
     steps = draw(st.integers(0, 2**31 - 1))
     told = (draw(words), draw(words), tokens, draw(scores), draw(scores))
-    return Node(parent, kind, *told, policy_steps=steps)
+    result = st.builds(CallResult, *[words] * 5)
+    results = draw(st.lists(result, max_size=3).map(tuple)) if kind == TURN else ()
+    return Node(parent, kind, *told, policy_steps=steps, results=results)
 
 
 @st.composite
@@ -143,15 +146,18 @@ def test_equal_trees_give_equal_bytes(tmp_path_factory, forest):
     assert set(first) == {f"{n}.parquet" for n in ("questions", "nodes", "leaves", "decisions")}
 
 
-def test_tables_that_name_no_policies_are_read_as_of_the_first(tmp_path):
+def test_tables_of_earlier_releases_are_read(tmp_path):
+    """They name no policies, which are then the first, and one call a turn at most."""
     tokens, scores = np.array([1], np.int32), np.zeros(1, np.float32)
-    turn = Node(0, TURN, "answer", "a", tokens, scores, scores, policy_steps=7)
+    turn = Node(0, TURN, "call", "a", tokens, scores, scores, policy_steps=7)
+    turn = replace(turn, results=(CallResult("call_0", "python", "ok"),))
     tree = Tree(QUESTION, [replace(turn, parent=-1, kind=PROMPT), turn], [1])
     save_trees([tree], tmp_path)
     file = tmp_path / "nodes.parquet"
-    write_table(pq.read_table(file).drop_columns(["policy_steps"]), file)
+    write_table(pq.read_table(file).drop_columns(["policy_steps", "results"]), file)
     (read,) = load_trees(tmp_path)
     assert [node.policy_steps for node in read.nodes] == [0, 0]
+    assert [node.results for node in read.nodes] == [(), ()]
 
 
 def hashes(folder):
@@ -169,7 +175,7 @@ def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
             {**vars(t.question), "before": [vars(m) for m in t.question.before]} for t in forest
         ],
         "nodes": [
-            {"question": t.question.id, "node": i, **vars(n)}
+            {"question": t.question.id, "node": i, **vars(n), "results": [*map(vars, n.results)]}
             for t in forest
             for i, n in enumerate(t.nodes)
         ],
@@ -186,7 +192,7 @@ def test_trees_without_worlds_are_written_as_before(tmp_path_factory, forest):
         table = pa.table(columns, schema=schema)
         pq.write_table(table, before / f"{name}.parquet", compression="zstd")
     assert hashes(now) == hashes(before)
-    assert [len(schema) for schema in schemas] == [6, 10, 3, 11]
+    assert [len(schema) for schema in schemas] == [6, 11, 3, 11]
 
 
 @examples(40)
