@@ -41,7 +41,8 @@ class Abilities:
 
     cached: bool = True  # it goes on from a cache; else the whole context is computed each time
     several: bool = True  # it takes several tokens behind a cache; else one after the other
-    padded: bool = True  # its masks take rows of different lengths; else equal ones go together
+    padded: bool = True  # it takes rows of different lengths, with their positions; else it counts
+    # positions itself, and rows of equal lengths go together
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,18 @@ class OwnPass:
     """The forward pass of a policy as transformers has it, and what it can do."""
 
     def __init__(self, model: Any, abilities: Abilities) -> None:
-        self.model, self.abilities = model, abilities
+        self.model, self.several = model, abilities.several
         self.takes = set(inspect.signature(model.forward).parameters)
         self.device = model.get_input_embeddings().weight.device
+        self.cached, self.placed = abilities.cached, abilities.padded
         with torch.inference_mode():
             _, cache = self.compute(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
+        self.cached = cache is not None
         # a cache of another class may hold anything, and is copied and used as a whole
-        self.stacks = cache is not None and states.is_known(cache)
+        self.stacks = self.cached and states.is_known(cache)
         self.cuts = self.stacks and states.can_be_cut(cache)
+        self.pads = abilities.padded and self.stacks and states.can_be_padded(cache)
+        self.masks = self.pads and states.has_positions(cache)
 
     def compute(
         self,
@@ -106,10 +111,10 @@ class OwnPass:
         the logits [rows, vocabulary] of the last tokens, and the cache, maybe the same one.
         """
         fed = tokens.shape[1]
-        given: dict[str, Any] = {"use_cache": self.abilities.cached}
-        if "position_ids" in self.takes:
+        given: dict[str, Any] = {"use_cache": self.cached}
+        if self.placed and "position_ids" in self.takes:
             given["position_ids"] = self._tensor(starts[:, None] + np.arange(fed))
-        if np.any(padding):
+        if np.any(padding) and self.masks:
             slots = np.arange(int((starts + padding).max()) + fed)
             holds = slots >= np.reshape(padding, (-1, 1))
             given["attention_mask"] = self._tensor(holds.astype(np.int64))
@@ -118,12 +123,12 @@ class OwnPass:
         if cache is not None:
             given[_carrier(self.takes)] = cache
         output = self.model(input_ids=self._tensor(tokens), **given)
-        name = _carrier(output.keys()) if self.abilities.cached else ""
+        name = _carrier(output.keys()) if self.cached else ""
         return output.logits[:, -1].float(), output[name] if name else None
 
     def feed(self, new: NDArray[np.int64], start: int, cache: Any) -> tuple[Tensor, Any]:
         """Compute ``new`` [rows, fed] behind ``start`` tokens. Returns as ``compute``."""
-        whole = start == 0 or self.abilities.several
+        whole = start == 0 or self.several
         parts = [new] if whole else np.split(new, new.shape[1], axis=1)
         for part in parts:
             starts = np.full(len(part), start)
@@ -215,7 +220,7 @@ class OwnCacheSession:
         length, known = starts[0].length, [start.known for start in starts if start.known]
         if length == len(starts[0].tokens):
             return known
-        first = length if self.own_pass.abilities.cached else 0
+        first = length if self.own_pass.cached else 0
         new = np.stack([start.tokens[first:] for start in starts]).astype(np.int64)
         cache = _cache_of([row.held for row in known])
         logits, cache = self.own_pass.feed(new, first, cache)
@@ -258,7 +263,7 @@ class OwnCacheSession:
         """Return what is equal for requests that decode together."""
         if not self.own_pass.stacks:
             return index
-        return None if self.own_pass.abilities.padded else len(request.tokens)
+        return None if self.own_pass.pads else len(request.tokens)
 
     def _decode(self, requests: Sequence[SamplingRequest], rows: Sequence[Row]) -> list[Sample]:
         """Sample until every request has stopped, from its row on."""
@@ -282,7 +287,7 @@ class OwnCacheSession:
 
     def _advance(self, batch: Batch, drawn: NDArray[np.int32]) -> tuple[Tensor, Batch]:
         """Compute the last of the tokens ``drawn`` [rows, step] of each row."""
-        if not self.own_pass.abilities.cached:
+        if not self.own_pass.cached:
             whole = np.concatenate([batch.contexts[0], drawn[0]])[None].astype(np.int64)
             return self.own_pass.compute(whole, np.zeros(1, np.int64))[0], batch
         starts = batch.lengths + drawn.shape[1] - 1
@@ -299,7 +304,7 @@ class OwnCacheSession:
         ``places``: their rows of the batch; ``fed`` [rows, tokens]: what the cache has of the turn.
         """
         count = fed.shape[1]
-        if not count or not self.own_pass.abilities.cached:
+        if not count or not self.own_pass.cached:
             return
         tokens = [np.concatenate([batch.contexts[i], fed[i]]) for i in places]
         held = self._held(batch.cache, places, [len(one) for one in tokens], batch.slots + count)

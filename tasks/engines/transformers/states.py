@@ -29,6 +29,14 @@ KNOWN = (
     cache_utils.LinearAttentionAndFullAttentionLayer,
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
 )
+ATTRIBUTES = {  # of caches and of their layers; a model may add others to them
+    *("layers", "layer_class_to_replicate", "offloading"),
+    *("keys", "values", "is_initialized", "dtype", "device"),
+    *("sliding_window", "_sliding_window_tensor", "cumulative_length", "record_past"),
+    *("indexer_keys", "is_indexer_initialized", "indexer_dtype", "indexer_device"),
+    *("number_of_states", "conv_states", "recurrent_states", "conv_kernel_size"),
+    *("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state"),
+}
 OF_POSITIONS = ("keys", "values", "indexer_keys")
 OF_THE_LAST = ("conv_states", "recurrent_states")  # number -> state
 Place = tuple[int, str, int]  # layer, attribute, number of the state
@@ -45,8 +53,10 @@ class Carried:
 
 def is_known(cache: Any) -> bool:
     """Return whether a cache can be taken apart."""
-    return type(cache) is transformers.DynamicCache and all(
-        type(layer) in KNOWN for layer in cache.layers
+    return (
+        type(cache) is transformers.DynamicCache
+        and all(type(layer) in KNOWN for layer in cache.layers)
+        and all(ATTRIBUTES.issuperset(vars(part)) for part in (cache, *cache.layers))
     )
 
 
@@ -54,6 +64,19 @@ def can_be_cut(cache: Any) -> bool:
     """Return whether a known cache holds every position: then a beginning of it is enough."""
     whole = (cache_utils.DynamicLayer, cache_utils.DynamicIndexedLayer)
     return all(type(layer) in whole for layer in cache.layers)
+
+
+def can_be_padded(cache: Any) -> bool:
+    """Return whether rows of different lengths of a known cache can go together.
+
+    The choice of tokens of sparse attention (DeepSeek 3.2) goes wrong behind padding.
+    """
+    return not any(type(layer) is cache_utils.DynamicIndexedLayer for layer in cache.layers)
+
+
+def has_positions(cache: Any) -> bool:
+    """Return whether a known cache holds positions, which masks can hide."""
+    return any(name in OF_POSITIONS for _, name, _ in _tensors(cache))
 
 
 def state_of(cache: Any, length: int) -> Carried:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasks.engines.contract import Engine, check_room
-from tasks.engines.transformers import ways
+from tasks.engines.transformers import time_steps, ways
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
 from tasks.engines.transformers.decoder import decoder, decodes, network
 from tasks.engines.transformers.drawing import Drawing
@@ -91,7 +91,8 @@ class TransformersEngine:
     def _own_cache(self, drawing: Drawing, paths: int) -> Iterator[OwnCacheSession]:
         config = self.model.config
         ways.say(config.get_text_config(decoder=True).model_type)
-        yield OwnCacheSession(OwnPass(self.model, ways.abilities_of(config)), drawing, paths)
+        with time_steps.bounded(self.model):
+            yield OwnCacheSession(OwnPass(self.model, ways.abilities_of(config)), drawing, paths)
 
     def release(self) -> None:
         """Do nothing: no GPU memory is held between sessions."""

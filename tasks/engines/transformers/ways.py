@@ -21,7 +21,19 @@ RAGGED = {  # families of full attention, or of windows that they tell their att
     *("seed_oss", "smollm3", "starcoder2", "vaultgemma"),
 }
 KINDS = {"full_attention", "sliding_attention"}  # of layers that its cache holds
-ABILITIES: dict[str, Abilities] = {}  # of families whose own pass cannot do all
+WHOLE = Abilities(cached=False, padded=False)
+ONE_BY_ONE = Abilities(several=False)
+EQUAL = Abilities(padded=False)
+ABILITIES = {  # of families whose own pass cannot do all
+    "recurrent_gemma": WHOLE,  # it keeps its state in its modules
+    "xlstm": WHOLE,  # its cache has another shape than its state
+    # a token's position depends on how many of the tokens before are the pad token
+    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), WHOLE),
+    **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), WHOLE),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "minimax", "zamba"), ONE_BY_ONE),
+    **dict.fromkeys(("roformer", "trocr"), EQUAL),
+    "llama4_text": EQUAL,  # it scales queries by their place in the cache
+}
 
 
 def is_ragged(config: Any) -> bool:
