@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,27 +63,48 @@ def load(name: str, file: str, revision: str | None) -> Any:
     ``name``: a folder, an installed Python package, or a name on the hub. Raises ValueError, in one
     line, for a file that is not there, is damaged, or holds an architecture that is not known.
     """
-    with _explained(name, file), _without_accelerate():
-        read = transformers.AutoModelForCausalLM.from_pretrained(
-            source_of(name),
-            gguf_file=file,
-            revision=revision,
-            trust_remote_code=False,
-            dtype=torch.float32,
-        )
-    # a model that remembers its quantization refuses to be saved
-    config = read.config.to_dict()
-    config.pop("quantization_config", None)
-    with initialization.no_init_weights():
-        model = transformers.AutoModelForCausalLM.from_config(type(read.config)(**config))
-    model.load_state_dict(read.state_dict())
+    with _explained(name, file):
+        with _reading():
+            read, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                source_of(name),
+                gguf_file=file,
+                revision=revision,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+        _check_weights(read, loading["missing_keys"])
+        # a model that remembers its quantization refuses to be saved
+        config = read.config.to_dict()
+        config.pop("quantization_config", None)
+        with initialization.no_init_weights():
+            model = transformers.AutoModelForCausalLM.from_config(type(read.config)(**config))
+        model.load_state_dict(read.state_dict())
     return model
 
 
+def _check_weights(model: Any, missing: Collection[str]) -> None:
+    """Raise ValueError where the file lacks a weight, which is random then, or spoils one."""
+    if missing:
+        raise ValueError(f"it has no weights for {sorted(missing)[0]}")
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ValueError(f"{name} has numbers that are not finite")
+        if weight.ndim > 1 and not weight.any():
+            raise ValueError(f"{name} is nothing but zeros")
+
+
 @contextmanager
-def _without_accelerate() -> Iterator[None]:
-    """Let transformers read the file without accelerate, which it asks for and does not use."""
-    with patch.object(transformers.modeling_utils, "is_accelerate_available", lambda: True):
+def _reading() -> Iterator[None]:
+    """Let transformers read the file without accelerate, which it asks for and does not use.
+
+    And without a bar of progress, which fills the log of a stage.
+    """
+    reader = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    with (
+        patch.object(transformers.modeling_utils, "is_accelerate_available", lambda: True),
+        patch.object(reader, "tqdm", lambda tensors, **_: tensors),
+    ):
         yield
 
 
