@@ -22,8 +22,9 @@ from params.schema.reinforce import Lora, Rollout
 from tasks.engines import SamplingRequest, turns
 from tasks.engines.vllm import connection
 from tasks.ledger.artifacts import Artifact
-from tasks.policy import adapter, checkpoint, resident
+from tasks.policy import adapter, checkpoint, resident, token_ids
 from tasks.policy.tiny import build_tokenizer
+from tasks.policy.token_ids import TokenIds
 from tasks.rollouts.rounds import grow
 from tasks.trees import dialogue as talk
 from tasks.trees.dialogue import TAGS
@@ -61,10 +62,11 @@ def sampled(engine, vocabulary, count=6, temperature=1.0, top_p=1.0, chosen=None
 def measured(model, asked, sample, temperature):
     """Log-probabilities and entropies of a turn, as transformers computes them."""
     tokens = torch.from_numpy(np.concatenate([asked.tokens, sample.tokens])).long()[None]
-    logprobs = (model(tokens).logits[0] / temperature).log_softmax(-1)
+    ids = token_ids.of(model)
+    logprobs = (ids.only(model(tokens).logits[0]) / temperature).log_softmax(-1)
     logprobs = logprobs[len(asked.tokens) - 1 : -1]
     chosen = logprobs.gather(-1, torch.from_numpy(sample.tokens).long()[:, None])[:, 0]
-    entropies = -(logprobs.exp() * logprobs).sum(-1) / np.log(logprobs.shape[-1])
+    entropies = -(logprobs.exp() * logprobs).sum(-1) / np.log(ids.count)
     return chosen.numpy(), entropies.numpy()
 
 
@@ -103,6 +105,32 @@ def test_logprobs_follow_the_policys_updates_and_shapes(engine, make, tokenizer,
         assert engine(model, other, tokenizer).connection.process is process, "it goes on"
         in_evaluation = sampled(engine(model, other, tokenizer), vocabulary, 6, 0.7, 0.9)
         check(model, *in_evaluation, temperature=0.7)
+
+
+@torch.no_grad()
+def padded(model, tokenizer):
+    """The policy with 20 rows without a token; of two opposite ones one is always the likeliest."""
+    tokens = len(tokenizer)
+    model.resize_token_embeddings(tokens + 20, mean_resizing=False)
+    weight = model.get_output_embeddings().weight
+    weight[tokens:] = 50 * torch.cat([weight[5:15], -weight[5:15]])
+    token_ids.note(model, tokenizer)
+
+
+@pytest.mark.parametrize("holes", [(), (20, 21)])
+def test_ids_without_a_token_are_never_drawn(engine, make, tokenizer, tmp_path, holes):
+    """Before and after an update, and at a high temperature."""
+    model, _ = make()
+    padded(model, tokenizer)
+    model.token_ids = ids = TokenIds(len(tokenizer), holes)
+    made = save(model, tokenizer, tmp_path / "first")
+    for name in ("first", "second"):
+        held = engine(model, made, tokenizer)
+        asked, samples = sampled(held, len(tokenizer), temperature=2.0)
+        assert all(token in ids for sample in samples for token in sample.tokens.tolist())
+        check(model, asked, samples, temperature=2.0)
+        changed(model, 0.01)
+        made = save(model, tokenizer, tmp_path / f"after {name}")
 
 
 def test_weights_from_a_folder_are_those_from_memory(engine, make, tokenizer, tmp_path):

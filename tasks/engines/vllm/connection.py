@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest
-from tasks.engines.vllm.messages import ALIGNMENT, EngineFault, Opener, map_tensor
+from tasks.engines.vllm.messages import ALIGNMENT, LOG, EngineFault, Opener, map_tensor
 from tasks.policy import adapter
 
 if TYPE_CHECKING:  # vLLM's processes run these files: imported for the ledger's keys alone
     from tasks.engines.vllm import engine_process, policy_worker  # noqa: F401
 
 ROOT = Path(__file__).parents[3]  # of the project, where the process starts
-LOG = Path(".beamline/vllm.log")  # output of the process that was started last
 END_WAIT = 10.0  # seconds for a process to end by itself
 STALE_CACHE = "vLLM did not clear its prefix cache after the weight update"
 
@@ -41,7 +40,11 @@ class LocalVllm:
     """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        """Start vLLM with the policy in ``folder``. Raises RuntimeError where it cannot start."""
+        """Start vLLM with the policy in ``folder``.
+
+        Raises ValueError, in one line, where it cannot sample such a policy, and RuntimeError where
+        it cannot start.
+        """
         ours, theirs = socket.socketpair()
         LOG.parent.mkdir(parents=True, exist_ok=True)
         with theirs, LOG.open("wb") as log:
@@ -64,7 +67,7 @@ class LocalVllm:
         threading.Thread(target=self._listen, name="vllm", daemon=True).start()
         try:
             ready.result()
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             self.close()
             raise
 

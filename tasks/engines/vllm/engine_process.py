@@ -14,11 +14,13 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import vllm
+from pydantic import ValidationError
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
 
 from tasks.engines.turns import Drawn, TurnRequest
-from tasks.engines.vllm.messages import WORKER_CLASS, EngineFault, parse_output
+from tasks.engines.vllm.messages import LOG, WORKER_CLASS, EngineFault, parse_output
 from tasks.engines.vllm_options import sampling_options
 
 
@@ -26,12 +28,18 @@ def main(descriptor: int) -> None:
     """Serve the channel behind a descriptor until its other side is closed."""
     with suppress(EOFError, ConnectionError), Connection(descriptor) as channel:
         options = pickle.loads(channel.recv_bytes())
+        arguments = EngineArgs(worker_extension_cls=WORKER_CLASS, **options)
         try:
-            arguments = EngineArgs(worker_extension_cls=WORKER_CLASS, **options)
-            engine = LLMEngine.from_engine_args(arguments)
+            config = arguments.create_engine_config()
+        except Exception as error:
+            _send(channel, 0, _refusal(error))
+            raise
+        try:
+            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             engine.collective_rpc("measure_entropies")
         except Exception as error:
-            _send(channel, 0, _picklable(error))
+            refused = isinstance(error, OF_A_POLICY)
+            _send(channel, 0, _refusal(error) if refused else _picklable(error))
             raise
         _send(channel, 0, None)
         serve(channel, engine)
@@ -40,6 +48,7 @@ def main(descriptor: int) -> None:
 def serve(channel: Connection, engine: LLMEngine) -> None:
     """Answer calls (number, name, arguments), with steps of the engine in between."""
     pending: dict[int, list[Drawn | None]] = {}  # number of a call -> its turns, once sampled
+    tried = False  # whether it has sampled a token
     while True:
         while not pending or channel.poll():
             number, name, arguments = pickle.loads(channel.recv_bytes())
@@ -48,7 +57,8 @@ def serve(channel: Connection, engine: LLMEngine) -> None:
                 pending[number] = [None] * len(arguments)
             else:
                 _send(channel, number, _call(engine, name, arguments))
-        for output in _step(channel, engine, pending):
+        outputs, tried = _step(channel, engine, pending, tried), True
+        for output in outputs:
             if output.finished:
                 number, index = map(int, output.request_id.split("/"))
                 pending[number][index] = parse_output(output.outputs[0])
@@ -70,13 +80,18 @@ def _add_turns(
         raise
 
 
-def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int]) -> list[Any]:
-    """Return the outputs of one step; an error goes to all pending calls and ends the process."""
+def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int], tried: bool) -> list[Any]:
+    """Return the outputs of one step; an error goes to all pending calls and ends the process.
+
+    ``tried``: a step has succeeded, so that no error says that vLLM cannot sample the policy.
+    """
     try:
         return list(engine.step())
     except Exception as error:
+        refused = isinstance(error, OF_A_POLICY) and not tried
+        fault = EngineFault(f"{type(error).__name__}: {error}")
         for number in pending:
-            _send(channel, number, EngineFault(f"{type(error).__name__}: {error}"))
+            _send(channel, number, _refusal(error) if refused else fault)
         raise
 
 
@@ -98,6 +113,21 @@ CALLS: dict[str, Callable[..., Any]] = {
     "sleep": lambda engine, level: engine.sleep(level),
     "wake_up": lambda engine: engine.wake_up(),
 }
+
+
+# Errors of vLLM's code for an architecture, or because it has none. Others are of the machine.
+OF_A_POLICY = (LookupError, AttributeError, TypeError, NotImplementedError, AssertionError)
+
+
+def _refusal(error: Exception) -> ValueError:
+    """Return what vLLM says of a policy that it cannot sample, in one line, with the remedy."""
+    details = error.errors() if isinstance(error, ValidationError) else [{"msg": str(error)}]
+    kind = "" if isinstance(error, ValidationError) else f"{type(error).__name__}: "
+    words = " ".join(" ".join(str(detail["msg"]) for detail in details).split())[:300]
+    return ValueError(
+        f"vLLM {vllm.__version__} cannot sample this policy here ({kind}{words}; its output is in "
+        f"{LOG}): set engine.kind to transformers"
+    )
 
 
 def _picklable(error: Exception) -> RuntimeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ Opener = tuple[
     Callable[..., Tensor], tuple[Any, ...]
 ]  # opens a weight in another process's memory: function and arguments
 ALIGNMENT = 64  # bytes, as torch's own allocator's
+LOG = Path(".beamline/vllm.log")  # output of the process that was started last
 
 
 @dataclass(frozen=True)

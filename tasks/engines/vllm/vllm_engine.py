@@ -18,7 +18,7 @@ from params.schema.base import Machine
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest, TurnSession, stop_texts
 from tasks.engines.vllm.connection import LocalVllm, free_gpu_memory
-from tasks.policy import token_ids
+from tasks.policy import layer_kinds, token_ids
 from tasks.policy.token_ids import TokenIds
 from tasks.trees import marks
 
@@ -153,7 +153,7 @@ class VllmEngine:
             "generation_config": "vllm",
             "load_format": "safetensors",
             "trust_remote_code": False,
-            "enable_prefix_caching": True,
+            "enable_prefix_caching": caches_prefixes(self.config, self.machine.device),
             "disable_log_stats": True,
             **DEVICES[self.machine.device](memory),
         }
@@ -171,6 +171,16 @@ DEVICES: dict[str, Callable[[float], dict[str, Any]]] = {
 # vLLM takes a minute to start and serves the rollouts of all iterations. A rollout opens its engine
 # itself, and only if its result is not in the ledger; so the engine belongs to the process.
 _engines: dict[tuple[Any, ...], VllmEngine] = {}  # at most one
+
+
+def caches_prefixes(config: Any, device: str) -> bool:
+    """Return whether vLLM can keep the prefixes of a policy.
+
+    On a CPU it cannot where layers have a state from token to token: it would keep that at the ends
+    of chunks of a prompt, and a prompt is not processed in chunks there (see ``DEVICES``).
+    """
+    kinds = layer_kinds.kinds_of(layer_kinds.described(config))
+    return device != "cpu" or kinds.keys() <= {*layer_kinds.FULL, *layer_kinds.WINDOWS}
 
 
 def positions_for(context: int, most: int) -> int:
