@@ -29,7 +29,7 @@ from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import first, layer_kinds
 from tasks.policy import machine as policies
-from tasks.policy.load_model import fetch_config, save_model
+from tasks.policy.load_model import fetch_config, fetch_tokenizer, save_model
 from tasks.questions import choice, sources, trace_tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
@@ -101,6 +101,7 @@ def _prepared(
     settings = inputs.settings
     with suppress(OSError):  # fetching the policy says what is wrong
         check_layers(step.recipe, settings.policy)
+        check_template(inputs)
     policies.use_machine(inputs.machine)
     rules = rules_of(inputs, scorers)
     recipe_material = sources.material(settings, inputs.sets, rules, step.seed, inputs.environment)
@@ -177,6 +178,18 @@ def check_layers(recipe: str, policy: Policy) -> None:
     if fault := layer_kinds.refusal(fetch_config(policy)):
         key = f"params/{recipe}.yaml: 'prepare.policy.name' = {policy.name!r}"
         raise ValueError(f"{key} is {fault}")
+
+
+def check_template(inputs: PrepareInputs) -> None:
+    """Raise ValueError for a chat template with which an agent would not read what it is to read.
+
+    A pretrained policy's tokenizer alone is fetched, where it is not here yet. What a world offers
+    is known when it is open, and checked then.
+    """
+    policy = inputs.settings.policy
+    if isinstance(policy, PretrainedPolicy):
+        specs = [ToolSpec(name, "", {"type": "object"}) for name in offered(inputs.tools)]
+        open_dialect(inputs.dialect, fetch_tokenizer(policy), inputs.dialogue, specs)
 
 
 def first_policy(

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from params.schema.agent import Dialogue
 from tasks.trees.dialogue import OPENED_THOUGHT, applied
-from tasks.trees.tree import Question
+from tasks.trees.tree import Message, Question
 from tasks.trees.words import compatible
 
 PROBE = Question("probe", "probe", "How many legs do 7 spiders and 9 ants have?", ("110",))
@@ -57,7 +58,7 @@ def prompt_faults(
 
 def refusal(error: Exception, render: Render, dialogue: Dialogue) -> str:
     """Return what an exception means that came while a prompt was rendered."""
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    reason = _reason(error)
     if dialogue.system.strip() and _renders(render, PROBE.text):
         return f"the policy's chat template takes no system message ({reason}): {IN_QUESTIONS}"
     if _renders(render, _parts(PROBE.text)):
@@ -93,6 +94,24 @@ def lacking_parts(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[s
             "take the dialect tags"
         )
     return faults
+
+
+def role_fault(prompt: Callable[[Question], str], roles: Sequence[str]) -> str:
+    """Return why a prompt lacks messages of these roles before its question, or ""."""
+    before = tuple(
+        Message(role, f"This is what came before as number {number}.")
+        for number, role in enumerate(roles, start=1)
+    )
+    try:
+        text = _plain(prompt(replace(PROBE, before=before)))
+    except Exception as error:  # of a template: any kind
+        return _reason(error)
+    lost = dict.fromkeys(each.role for each in before if _plain(each.content) not in text)
+    return f"it leaves out what these say: {', '.join(lost)}" if lost else ""
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def header_fault(render: Render) -> str:

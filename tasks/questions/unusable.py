@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from jinja2 import TemplateError
 
 from params.schema.agent import Dialogue
 from tasks.dialects.contract import Dialect
+from tasks.dialects.prompt_check import role_fault
 from tasks.questions.entries import Problem
 from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import Fault, Place, summary, write_list
@@ -124,9 +126,10 @@ def long_questions(
     response = getattr(dialogue, name)
     room = min(dialogue.turn_tokens, dialogue.response_tokens)
     length = _prompt_lengths(dialect, context - response)
+    unfit = _unfit_roles(tokenizer, dialect)
     long = []  # (question, tokens of its prompt)
     for question in chain.from_iterable(material.questions.values()):
-        prompt = length(question)
+        prompt = unfit(_roles(question)) or length(question)
         if isinstance(prompt, str) or prompt + response > context or _may_be_long(question, room):
             long.append((question, prompt))
     needed = max((n for _, n in long if isinstance(n, int)), default=0) + response
@@ -135,7 +138,10 @@ def long_questions(
     for question, prompt in long:
         if isinstance(prompt, str):
             problem = "does not fit the chat template of the policy"
+            other = tuple(role for role in _roles(question) if role != "system")
             remedy, detail = "correct the roles and their order", f" ({prompt})"
+            if other != _roles(question) and not unfit(other):
+                remedy = "put what its system message says into its text"
         elif prompt + response > context:
             problem = LONG_PROMPT
             remedy = f"raise the context to {needed}, or lower {name}"
@@ -149,9 +155,27 @@ def long_questions(
             detail = f" ({answer} tokens, and a turn has {room})"
         else:
             continue
-        location = locations.get(question.id, f"question {question.id}")
+        location = locations.get(question.id, f"questions, {question.id}")
         faults.append(Fault(location, problem, remedy, "", detail, question.id))
     return faults
+
+
+def _roles(question: Question) -> tuple[str, ...]:
+    return tuple(message.role for message in question.before)
+
+
+def _unfit_roles(tokenizer: Any, dialect: Dialect) -> Callable[[tuple[str, ...]], str]:
+    """Return a function from the roles of messages before a question to why none can be asked so.
+
+    It returns "" where the prompt has what each of them says. That of a question alone is checked
+    when the dialect is opened.
+    """
+
+    @cache
+    def unfit(roles: tuple[str, ...]) -> str:
+        return role_fault(lambda asked: str(tokenizer.decode(dialect.prompt(asked))), roles)
+
+    return lambda roles: unfit(roles) if roles else ""
 
 
 def _prompt_lengths(dialect: Dialect, room: int) -> Callable[[Question], int | str]:
@@ -167,7 +191,7 @@ def _prompt_lengths(dialect: Dialect, room: int) -> Callable[[Question], int | s
         texts = [question.text, *(message.content for message in question.before)]
         if not all(map(str.isascii, texts)):  # other characters may grow when normalised
             return _prompt_length(dialect, question)
-        roles = tuple(message.role for message in question.before)
+        roles = _roles(question)
         if roles not in frames:
             before = tuple(Message(role, "a") for role in roles)
             frame = _prompt_length(dialect, replace(question, text="a", before=before))
@@ -210,7 +234,7 @@ def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -
     remedy = f"raise prepare.policy.context to {max(lengths, default=0)}, or shorten it"
     return [
         Fault(
-            trace.place or f"the trace of {trace.question.id}",
+            trace.place or f"traces, {trace.question.id}",
             LONG_TRACE,
             remedy,
             detail=f" ({length} tokens, prepare.policy.context has {context})",

@@ -45,6 +45,7 @@ from tasks.prepare import PrepareInputs, prepare, right, rules_of
 from tasks.questions import benchmarks
 from tasks.questions.computation import ComputationExpert
 from tasks.questions.experts import Dropped, Material
+from tasks.questions.faults import summary
 from tasks.questions.samples import samples_of, trace_table
 from tasks.questions.solver import Solver
 from tasks.questions.sources import MATERIALS, material, read_corpus, source_files
@@ -353,21 +354,21 @@ def test_a_result_is_tokenised_as_in_a_rollout():
 # ---------------------------------------------------------------- the context
 
 
-def spoken(tokenizer):
-    return DIALECT.open(Tags(), tokenizer, DIALOGUE, [])
+def spoken(tokenizer, dialogue=DIALOGUE):
+    return DIALECT.open(Tags(), tokenizer, dialogue, [])
 
 
 def question(number, text):
     return Question(f"test-{number:05d}", "story", text, ("1",))
 
 
-def too_long(tokenizer, questions, context):
+def too_long(tokenizer, questions, context, dialogue=DIALOGUE):
     """The faults of questions of the test split, of which one comes from a file."""
     return long_questions(
         Material({"test": questions}, None, places=lambda ids: {"test-00001": "a.jsonl, line 1"}),
         tokenizer,
-        spoken(tokenizer),
-        DIALOGUE,
+        spoken(tokenizer, dialogue),
+        dialogue,
         context,
     )
 
@@ -404,7 +405,7 @@ def test_each_prompt_that_is_too_long_is_named_with_the_context_that_would_do():
         f"context to {needed}, or lower response_tokens"
     )
     both = too_long(tokenizer, questions, lengths[0] + DIALOGUE.response_tokens)
-    assert [each.place for each in both] == ["a.jsonl, line 1", "question test-00002"]
+    assert [each.place for each in both] == ["a.jsonl, line 1", "questions, test-00002"]
     assert {each.remedy for each in both} == {fault.remedy}
 
 
@@ -414,6 +415,35 @@ def test_the_messages_before_a_question_take_room_too():
     plain, chat = question(0, "How many?"), Question("q", "chat", "How many?", ("1",), "f1", before)
     room = len(talk.prompt_tokens(tokenizer, DIALOGUE, plain)) + DIALOGUE.response_tokens
     assert [each.question_id for each in too_long(tokenizer, [plain, chat], room)] == ["q"]
+
+
+SYSTEM = {  # what a template does with a system message
+    "refuses": "{{ raise_exception('System role not supported') }}",
+    "leaves out": "",
+}
+
+
+@pytest.mark.parametrize("way", SYSTEM)
+def test_a_template_without_system_messages_is_one_fault_of_all_questions_that_have_one(way):
+    tokenizer = build_tokenizer(["How many?"], POLICY)
+    head = f"{{% if m.role == 'system' %}}{SYSTEM[way]}{{% else %}}"
+    tokenizer.chat_template = (
+        f"{{% for m in messages %}}{head}{{{{ '<' ~ m.role ~ '>' ~ m.content }}}}{{% endif %}}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    told, asked = Message("system", "Answer in feet."), Message("user", "How long?")
+    answered = Message("assistant", "7")
+    questions = [
+        Question(f"q{n}", "toy", "How many?", ("1",), before=before)
+        for n, before in enumerate([(told,)] * 132 + [(), (asked, answered)])
+    ]
+    silent = DIALOGUE.model_copy(update={"system": ""})
+    faults = too_long(tokenizer, questions, 1000, silent)
+    assert [fault.question_id for fault in faults] == [f"q{n}" for n in range(132)]
+    (line,) = summary(faults).splitlines()
+    assert "not fit the chat template of the policy in 132 records" in line
+    assert ("not supported" if way == "refuses" else "out what these say: system") in line
+    assert line.endswith("put what its system message says into its text")
 
 
 def test_a_gold_answer_has_to_fit_into_a_turn():
@@ -688,6 +718,19 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
     (dropped,) = read_rows(places_of(made)["dropped"])
     assert dropped["reason"] == "too_long"
     assert fewer == [row for row in traces if row["question_id"] != dropped["question_id"]]
+
+
+def test_a_template_is_looked_at_before_any_work(tmp_path, monkeypatch, policy):
+    monkeypatch.chdir(tmp_path)
+    own, tools = families.tokenizer("gemma"), Calculator()
+    for part in (policy, own):
+        part.save_pretrained("fetched")
+    fetched = PretrainedPolicy(kind="pretrained", name="fetched", revision=None, context=256)
+    with pytest.raises(
+        ValueError, match=r"takes no system message .*: leave dialogue.system empty"
+    ):
+        run(tools.open, settings=settings(policy=fetched))
+    assert tools.opened_on == [] and not list(artifacts.ROOT.rglob("*.parquet"))
 
 
 def trained_of(row):
