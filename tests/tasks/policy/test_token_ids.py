@@ -33,11 +33,18 @@ ROWS, LOUD = 320, 50.0  # of the embedding; how much larger their logits are
 KINDS = ("padded", "with a hole")
 
 
-def with_a_hole(tokenizer):
-    """The tokenizer without its last merge: an id in the middle that no token has."""
+def with_a_hole(tiny):
+    """A tokenizer without one of its merges, which no other one needs: no token has its id.
+
+    It has no tags: they would be numbered anew.
+    """
+    tokenizer = build_tokenizer(TEXTS, tiny, tags=())
     content = json.loads(tokenizer.backend_tokenizer.to_str())
-    gone = "".join(content["model"]["merges"].pop())
-    del content["model"]["vocab"][gone]
+    merges = content["model"]["merges"]
+    needed = {part for pair in merges for part in pair}
+    spare = next(pair for pair in merges if "".join(pair) not in needed)
+    merges.remove(spare)
+    del content["model"]["vocab"]["".join(spare)]
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(content)),
         eos_token=tokenizer.eos_token,
@@ -49,10 +56,11 @@ def with_a_hole(tokenizer):
 @pytest.fixture(scope="module", params=KINDS)
 def folder(request, tiny, tmp_path_factory):
     """The folder of a policy with more rows than tokens."""
-    tokenizer = build_tokenizer(TEXTS, tiny)
-    tokenizer = with_a_hole(tokenizer) if request.param == "with a hole" else tokenizer
+    hole = request.param == "with a hole"
+    tokenizer = with_a_hole(tiny) if hole else build_tokenizer(TEXTS, tiny)
     known = sorted(tokenizer.get_vocab().values())
     unknown = sorted(set(range(ROWS)) - set(known))
+    assert (unknown[0] < known[-1]) == hole
     config = tiny_config(tiny, ROWS, tokenizer.eos_token_id)
     config.tie_word_embeddings = False
     torch.manual_seed(0)
