@@ -322,8 +322,8 @@ def _own_rounding(
 
 def ordinary(tokenizer: Any, ids: token_ids.TokenIds) -> NDArray[np.int32]:
     """Return the tokens of a vocabulary that are text and mark nothing."""
-    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-    return np.array([i for i in range(ids.end) if i in ids and i not in special], np.int32)
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values(), *ids.holes}
+    return np.array([number for number in range(ids.end) if number not in special], np.int32)
 
 
 def _room(config: Any, context: int, most: int) -> int:

@@ -283,9 +283,10 @@ def test_tree_has_what_a_rollout_can_have():
         tree = checks.grown(checks.Inventing(vocabulary), vocabulary, vocabulary, room)
         contexts = [tree.contexts(leaf) for leaf in tree.leaves]
         assert [len(of) for of in contexts] == [1, 1, 2]
-        assert len(tree.steps(tree.leaves[0])) == 4  # prompt, turn, result, turn
-        cut = {len(tree.parts(leaf)) for leaf in tree.leaves}
-        assert cut == {1, 2}
+        first, inside, other = (tree.steps(leaf) for leaf in tree.leaves)
+        assert [len(parts) for parts in first] == [1, 2, 1, 1]  # prompt, turn, result, turn
+        assert [len(parts) for parts in inside] == [1, 2] and inside[1][0] == first[1][0]
+        assert [len(parts) for parts in other] == [1, 1, 1, 1]  # a fresh prompt after a turn
         longest = max(
             sum(len(tree.nodes[node].tokens) for node in chain) for of in contexts for chain in of
         )
