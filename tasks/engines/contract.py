@@ -118,11 +118,23 @@ class EngineKind:
 def check_room(config: Any, context: int) -> None:
     """Raise ValueError where a policy of this configuration has less than ``context`` positions.
 
-    Some recurrent policies have no last position.
+    Some recurrent policies have no last position. With longrope (arXiv 2402.13753), a context that
+    grows beyond its original length rotates all its positions in another way, and what is cached of
+    it, or what another context of a batch makes of it, is wrong.
     """
-    room = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    text = config.get_text_config(decoder=True)
+    room = getattr(text, "max_position_embeddings", None)
     if room is not None and context > room:
         raise ValueError(
             f"prompt and response budget need {context} tokens, the policy has {room}: lower "
             "dialogue.response_tokens, or take a policy with a longer context"
         )
+    rope = getattr(text, "rope_parameters", None) or {}
+    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        original = one.get("original_max_position_embeddings")
+        if one.get("rope_type") == "longrope" and original and context > original:
+            raise ValueError(
+                f"prompt and response budget need {context} tokens, and the policy's positions "
+                f"(longrope) change beyond {original}: lower dialogue.response_tokens, or take a "
+                "policy with other rotary positions"
+            )

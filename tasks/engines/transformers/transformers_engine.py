@@ -55,6 +55,8 @@ class TransformersEngine:
 
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine, and for a small policy ones that sample in worker processes."""
+        if not ways.abilities_of(self.model.config).cached:
+            return [self]  # whose passes may keep a state in the model's modules
         other: Engine = WorkerEngine(self) if decodes(self.model) else self
         return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 

@@ -14,11 +14,15 @@ from tasks.engines.transformers.own_cache import Abilities
 
 LOG = logging.getLogger(__name__)
 RAGGED = {  # families of full attention, or of windows that they tell their attention
-    *("apertus", "arcee", "cohere", "cohere2", "cohere2_moe", "cwm", "ernie4_5", "exaone4"),
-    *("exaone_moe", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2", "granite"),
-    *("hunyuan_v1_dense", "laguna", "llama", "minimax_m2", "ministral", "ministral3", "mistral"),
-    *("mixtral", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe"),
-    *("seed_oss", "smollm3", "starcoder2", "vaultgemma"),
+    *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "cohere2_moe"),
+    *("cwm", "diffllama", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
+    *("flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2"),
+    *("granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "laguna", "llama", "mellum"),
+    *("minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat"),
+    *("nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2"),
+    *("qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "starcoder2"),
+    "vaultgemma",
 }
 KINDS = {"full_attention", "sliding_attention"}  # of layers that its cache holds
 WHOLE = Abilities(cached=False, padded=False)

@@ -25,6 +25,15 @@ EXPERTS = {
     **{"num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2},
     **{"moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
 }
+LATENT = {
+    **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12},
+    **{"v_head_dim": 10, "head_dim": 8, "num_key_value_heads": 4},
+}
+INDEXED = {"index_n_heads": 32, "index_head_dim": 16, "index_topk": 8}
+MAMBA_2 = {
+    **{"mamba_num_heads": 4, "mamba_head_dim": 24, "ssm_state_size": 8, "n_groups": 1},
+    **{"chunk_size": 8},
+}
 FAMILIES = {
     "qwen3_5_text": {  # a gated delta rule
         **{"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4},
@@ -36,11 +45,7 @@ FAMILIES = {
         **{"global_head_dim": 20, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0},
         **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
     },
-    "deepseek_v3": {  # latent attention
-        **EXPERTS,
-        **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12},
-        **{"v_head_dim": 10, "head_dim": 8, "num_key_value_heads": 4},
-    },
+    "deepseek_v3": {**EXPERTS, **LATENT},
     "gpt_oss": {**MIXED, **EXPERTS},  # sinks
     "falcon_h1": {  # a state beside keys and values, in each layer
         **{"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 24, "mamba_d_ssm": 96},
@@ -50,10 +55,29 @@ FAMILIES = {
         **EXPERTS,
         **{"attention_chunk_size": WINDOW, "intermediate_size_mlp": 64},
         **{"layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+        **{"floor_scale": 16, "attn_scale": 2.0},  # of queries, by how many tokens came before
     },
     "phimoe": {**EXPERTS, "sliding_window": WINDOW},  # a window that its attention is not told
+    "deepseek_v32": {**EXPERTS, **LATENT, **INDEXED},  # a choice of keys, which padding disturbs
+    "nemotron_h": {  # time steps with a least one
+        **MAMBA_2,
+        **EXPERTS,
+        **{"layers_block_type": ["mamba", "attention"], "time_step_min": 0.3},
+    },
+    "jamba": {  # one token at a time behind a cache
+        **EXPERTS,
+        **{"mamba_d_state": 8, "mamba_dt_rank": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
+    },
+    # no attention
+    "mamba": {"state_size": 8, "time_step_rank": 4, "intermediate_size": 96},
+    # a cache of a class of its own
+    "minimax": {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    # no cache that can be used
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": WINDOW},
+    "xlstm": {"num_heads": 4, "num_blocks": 2, "chunk_size": 16, "hidden_size": 64},
 }
-ONLY_EAGER = ("gpt_oss",)
+FLAT = ("jamba", "xlstm")  # whose logits would spread less
+NO_SDPA = ("gpt_oss", "mamba", "xlstm")
 
 
 class Tokenizer:
@@ -64,7 +88,7 @@ class Tokenizer:
 
 def model_of(kind):
     torch.manual_seed(0)
-    attention = "eager" if kind in ONLY_EAGER else "sdpa"
+    attention = "eager" if kind in NO_SDPA else "sdpa"
     config = CONFIGS[kind](**{**SIZES, **FAMILIES[kind]})
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
@@ -73,6 +97,8 @@ def model_of(kind):
                 weight.normal_(0, 0.25)
             elif weight.ndim == 1 and "A_log" not in name and "dt" not in name:
                 weight.mul_(1.0 + 0.3 * torch.randn(()))
+        if kind in FLAT:
+            model.get_output_embeddings().weight.mul_(3)
     return model.eval()
 
 
