@@ -175,7 +175,7 @@ def check_layers(recipe: str, policy: Policy) -> None:
     """
     if not isinstance(policy, PretrainedPolicy):
         return
-    if fault := layer_kinds.refusal(fetch_config(policy)):
+    if fault := layer_kinds.refusal(fetch_config(policy), policy.context):
         key = f"params/{recipe}.yaml: 'prepare.policy.name' = {policy.name!r}"
         raise ValueError(f"{key} is {fault}")
 

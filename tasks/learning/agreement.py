@@ -125,7 +125,7 @@ def gradient_by_rows(model: Any, tree: Tree, machine: Machine) -> Gradients:
     source = credited(tree)
     denominator = loss_denominator([source], LOSS)
     with _as_before(model):
-        model.train()  # as the learner learns
+        model.eval()  # as the learner learns
         for leaf, credit in zip(tree.leaves, source.credits, strict=True):
             advantages = torch.from_numpy(credit.advantages).to(model.device)
             for chain in tree.contexts(leaf):

@@ -74,14 +74,8 @@ def together() -> bool:
 
 @contextmanager
 def attending(model: Any, form: str) -> Iterator[None]:
-    """Let ``model`` attend in a form inside this context; restore its attention after.
-
-    Raises ValueError for dropout in the attention of a model that computes rows: what several
-    rows share has to be the same in all of them.
-    """
+    """Let ``model`` attend in a form inside this context; restore its attention after."""
     if form == ROWS:
-        if dropout := getattr(model.config.get_text_config(decoder=True), "attention_dropout", 0):
-            refuse(dropout, {})
         yield
         return
     before = model.config._attn_implementation

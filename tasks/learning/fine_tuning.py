@@ -3,7 +3,7 @@
 In one process the cold start is transformers' ``Trainer``. On a CPU that has no FSDP2, and it
 cannot resume a model that is sharded when it is loaded; so several processes learn from traces as
 they learn from trees. Order, schedule and optimizer are the ``Trainer``'s, and so is the result,
-but for the rounding of sums.
+but for the rounding of sums and for dropout, which there is none of here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def train(policy: Path, training: FineTuning, end: int) -> list[float]:
     rows = read_rows(training.traces)
     learning = _learner(policy, training, rows)
     learning.changed = True
-    learning.model.train()
+    learning.model.eval()  # without dropout, which trees cannot have
     losses = []
     for number in range(learning.updates, end):
         trees = [tree_of(rows[index]) for index in places(number, len(rows), training)]

@@ -54,7 +54,7 @@ def optimize(
     known = all(tree.old_logprobs is not None for tree in trees)
     if settings.epochs * settings.mini_batches > 1 and not known:
         trees = _with_old_logprobs(learner, trees, temperature, settings, machine)
-    learner.model.train()
+    learner.model.eval()  # what samples has no dropout, nor noise in the choice of experts
     order = np.random.default_rng(seed)
     count = min(settings.mini_batches, len(trees))
     sums: list[dict[str, float]] = []

@@ -93,7 +93,7 @@ def train(
     have no two kinds of labels.
     """
     batch = [uncredited(tree) for tree in trees]
-    training.model.backbone.train()
+    training.model.backbone.eval()  # as it scores: without dropout
     return [_step(training, batch, examples, number, [*key, number]) for number in steps]
 
 

@@ -270,12 +270,15 @@ def recomputing(model: Any, recompute: bool) -> Iterator[None]:
             f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
             "gradient checkpointing: set it to false, or use another policy"
         )
-    training = model.training
-    model.train()  # layers recompute in this mode only
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.disable_input_require_grads()  # only reentrant checkpointing needs them
+    parts = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = True  # it recomputes in this mode only; what it contains keeps its own
     try:
         yield
     finally:
         model.gradient_checkpointing_disable()
-        model.train(training)
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode

@@ -33,22 +33,11 @@ NAMED = (  # keys that list the kind of each layer
     *("layer_types", "layers_block_type", "block_types"),
     *("attention_layers", "attn_layers", "attn_type_list"),
 )
-RECURRENT = re.compile(
-    "linear|mamba|ssm|recurrent|rwkv|lru|lstm|delta|lightning|retention|hyena|kda|gla|hybrid"
-)
-CONVOLUTION = re.compile("conv")
 OF_A_STATE = re.compile(  # keys of a config that lists no kinds of layers
     "mamba|ssm|rwkv|lru_|lstm|^state_size|^linear_(attn|conv|num|key|value)|lightning|retention"
 )
 OF_A_CONVOLUTION = re.compile("^conv_(kernel|l_cache|dim)|^conv1d")
-OTHERS = {  # architectures whose config does not say it
-    "rwkv": "recurrent layers",
-    "xlstm": "recurrent layers",
-    "hrm_text": "layers that run several times over",
-    "moshi": "layers over sound, too",
-    "doge": "masks that depend on the values (dynamic attention)",
-    "blt": "layers over patches of bytes",
-}
+RECURRENT = ("rwkv", "xlstm")  # architectures whose config has no such key
 WINDOWED = {  # architectures that tell their attention of their windows; each is tried in a test
     *("cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "laguna"),
     *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
@@ -67,6 +56,7 @@ NO_POLICIES = {  # architectures that transformers lists as causal language mode
 }
 DECODES = ("is_decoder", "causal")  # keys of encoders that may also be made causal
 CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # which they have no effect on
+BY_LENGTH = ("dynamic", "longrope")  # positions that are scaled by the length of the context
 TREES, ROWS = "trees", "rows"  # the forms in which a policy learns
 PLAIN_ATTENTION = {  # architectures that pass to their attention what they get; each is tried
     *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "glm4_moe", "gpt2"),
@@ -76,11 +66,10 @@ PLAIN_ATTENTION = {  # architectures that pass to their attention what they get;
 CHUNKED = {"llama4_text"}
 TEXT = ("text_config", "llm_config", "language_config")  # of a policy of several kinds of input
 PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")  # whose config.json says all by itself
-REMEDY = "take a policy whose layers are all full attention, such as one of Llama, Qwen2 or Qwen3"
 
 
-def refusal(config: Mapping[str, Any]) -> str:
-    """Return why a policy can be trained in no form, or "".
+def refusal(config: Mapping[str, Any], context: int) -> str:
+    """Return why a policy cannot be trained in any form with contexts of so many tokens, or "".
 
     ``config``: the parsed config.json. Where it does not say all by itself, the architecture's
     defaults are asked for, which imports transformers.
@@ -88,8 +77,15 @@ def refusal(config: Mapping[str, Any]) -> str:
     if _is_plain(config):
         return ""
     whole, kind = _whole(config), str(config.get("model_type"))
-    what = NO_POLICIES.get(kind) or _no_causal_model(whole, kind)
-    return f"of the architecture {kind}, {what}: {INSTEAD}" if what else ""
+    if what := NO_POLICIES.get(kind) or _no_causal_model(whole, kind):
+        return f"of the architecture {kind}, {what}: {INSTEAD}"
+    if (end := _end_of_values(_of_text(whole))) and end < context:
+        return (
+            f"of the architecture {kind}, in which a token's value depends on how long the whole "
+            f"context is from {end} tokens on, and a context has {context}: lower "
+            f"prepare.policy.context to {end}, or take another policy"
+        )
+    return ""
 
 
 def _no_causal_model(whole: Mapping[str, Any], kind: str) -> str:
@@ -107,24 +103,27 @@ def _no_causal_model(whole: Mapping[str, Any], kind: str) -> str:
     return ""
 
 
-def fault_of(config: Mapping[str, Any], context: int) -> str:
-    """Return the same for a config that has the architecture's defaults."""
-    text = _of_text(config)
-    kinds = _kinds(text)
-    for kind in kinds:
-        if what := _what(kind):
-            return f"{_named(text, kinds, kind)}{what}: {REMEDY}"
-    told = WINDOWS[:1] if text.get("model_type") in WINDOWED else ()
-    for kind in filter({*WINDOWS}.difference(told).__contains__, kinds):
-        size = _size(text, kind)
-        if size is None or size < context:
-            window = f"a window of {size} tokens" if size else "a window of unknown size"
-            shorter = f", or lower prepare.policy.context to {size}" if size else ""
-            return (
-                f"{_named(text, kinds, kind)}with {window}, and a context has {context}: "
-                f"{REMEDY}{shorter}"
-            )
-    return ""
+def _end_of_values(text: Mapping[str, Any]) -> int | None:
+    """Return the tokens up to which a token's value is the same in contexts of any length.
+
+    None: it always is. Beyond, positions are scaled anew as soon as the context has grown, or
+    (Doge) equal tokens compete for the places of a window, so that no two of sampler, trees and
+    rows would agree.
+    """
+    if chosen := _number(text.get("keep_window_size")):
+        return chosen
+    settings = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(settings, Mapping):
+        return None
+    kinds = [one for one in (settings, *settings.values()) if isinstance(one, Mapping)]
+    ends = [
+        _number(one.get("original_max_position_embeddings"))
+        or _number(text.get("original_max_position_embeddings"))
+        or _number(text.get("max_position_embeddings"))
+        for one in kinds
+        if one.get("rope_type", one.get("type")) in BY_LENGTH
+    ]
+    return min(filter(None, ends), default=None)
 
 
 class LearnerForm(NamedTuple):
@@ -146,7 +145,7 @@ def learner_form(config: Mapping[str, Any], context: int | None = None) -> Learn
     if kind not in PLAIN_ATTENTION | WINDOWED | CHUNKED:
         return LearnerForm(ROWS, _layers_without(text, kind))
     longest = context or _number(text.get("max_position_embeddings"))
-    kinds = _kinds(text)
+    kinds = kinds_of(text)
     sound = {*FULL, *(WINDOWS[:1] if kind in WINDOWED else ()), *_chunks(kind)}
     for layers in filter(lambda each: each not in sound, kinds):
         size = _size(text, layers) if layers in WINDOWS else None
@@ -161,7 +160,7 @@ def _chunks(kind: str) -> tuple[str, ...]:
 
 def _layers_without(text: Mapping[str, Any], kind: str) -> str:
     """Return which layers of an architecture that is not known as trees have no form there."""
-    kinds = _kinds(text)
+    kinds = kinds_of(text)
     others = [
         f"{count} of {sum(kinds.values())} layers {layers}"
         for layers, count in kinds.items()
@@ -195,7 +194,7 @@ def described(config: Any) -> dict[str, Any]:
 def _is_plain(config: Mapping[str, Any]) -> bool:
     if config.get("model_type") not in PLAIN or config.get("use_sliding_window"):
         return False
-    return FULL.issuperset(_kinds(config))
+    return FULL.issuperset(kinds_of(config)) and _end_of_values(config) is None
 
 
 def _whole(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -215,7 +214,7 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _of_text(nested) if nested else config
 
 
-def _kinds(config: Mapping[str, Any]) -> Counter[str]:
+def kinds_of(config: Mapping[str, Any]) -> Counter[str]:
     """Return the kinds of a config's layers, each with the number of its layers."""
     for name in NAMED:
         kinds = config.get(name)
@@ -230,8 +229,8 @@ def _kinds(config: Mapping[str, Any]) -> Counter[str]:
 def _only_kind(config: Mapping[str, Any]) -> str:
     """Return the kind of the layers of a config that lists none."""
     kind = str(config.get("model_type"))
-    if kind in OTHERS:
-        return kind
+    if kind in RECURRENT:
+        return "recurrent"
     keys = [key for key, value in config.items() if value]
     if any(OF_A_STATE.search(key.lower()) for key in keys):
         return "recurrent"
@@ -243,19 +242,6 @@ def _only_kind(config: Mapping[str, Any]) -> str:
     return "full_attention"
 
 
-def _what(kind: str) -> str:
-    """Return why no tree goes through a kind of layer; "" where one does."""
-    if kind in FULL or kind in WINDOWS:
-        return ""
-    if kind in OTHERS:
-        return f"with {OTHERS[kind]}, through which no tree goes yet"
-    if CONVOLUTION.search(kind):
-        return "with a convolution over earlier tokens, through which no tree goes yet"
-    if RECURRENT.search(kind):
-        return "with a state from token to token, through which no tree goes yet"
-    return "of a kind that is not known here, and so may be trained wrongly"
-
-
 def _size(config: Mapping[str, Any], kind: str) -> int | None:
     """Return how many tokens a layer of a kind sees."""
     names = [key for key, of in SIZES.items() if of == kind] + [*SIZES]
@@ -264,12 +250,6 @@ def _size(config: Mapping[str, Any], kind: str) -> int | None:
 
 def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _named(config: Mapping[str, Any], kinds: Counter[str], kind: str) -> str:
-    """Return an architecture and how many of its layers are of a kind."""
-    layers = f"{kinds[kind]} of its {sum(kinds.values())} layers {kind}, "
-    return f"of the architecture {config.get('model_type')}, {'' if kind in OTHERS else layers}"
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

@@ -62,7 +62,8 @@ CUTS: dict[str, dict[str, int]] = {
         **dict.fromkeys(("attention_hidden_size", "lru_width"), HIDDEN),
         **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
         **dict.fromkeys(("attention_heads", "decoder_attention_heads"), HEADS),
-        **dict.fromkeys(("swa_num_attention_heads", "index_n_heads"), HEADS),
+        "swa_num_attention_heads": HEADS,
+        "index_n_heads": 32,  # few would leave many keys without a score, in no order
         **dict.fromkeys(("head_dim", "swa_head_dim", "attention_head_size", "kv_channels"), HEAD),
         **dict.fromkeys(("global_head_dim", "attention_head_dim"), HEAD),
         **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEAD),

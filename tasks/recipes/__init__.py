@@ -67,7 +67,7 @@ def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:
     faults = []
     for key, named_policy in policies.items():
         config = _config_of(named_policy, folder)
-        if config and (fault := layer_kinds.refusal(config)):
+        if config and (fault := layer_kinds.refusal(config, policy.context)):
             faults.append(f"'{key}' = {named_policy.name!r} is {fault}")
     return faults
 

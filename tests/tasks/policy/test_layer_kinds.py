@@ -1,4 +1,4 @@
-"""Which policies are refused for their layers: every family of this transformers, from its config.
+"""In which form policies learn: every family of this transformers, from its config.
 
 No weights are made. Whether a family has recurrent or convolution layers is read in its model's
 source, too, so that a family that comes with a new version is found.
@@ -71,15 +71,11 @@ WINDOWED = {
     "gemma2": {},
     "gemma3": {},
     "gemma3_text": {},
-    "gemma4": {},
     "olmo3": {},
     "mistral": {},
     "ministral": {},
     "exaone4": {},
     "cohere2": {},
-    "llama4": {},
-    "gpt_oss": {},
-    "gpt_neo": {},
     "phi3": {"sliding_window": 64},
     "mixtral": {"sliding_window": 64},
     "starcoder2": {"sliding_window": 64},
@@ -95,21 +91,26 @@ FULL = {
     **{kind: {} for kind in PLAIN.split()},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["attention", "attention"]},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["full_attention", "full_attention"]},
-    "dots1": {},  # a window that no layer has
 }
+NOT_TRIED = ("granitemoehybrid", "lfm2")  # whose other kinds of layers are no trees
 
 
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_a_recurrent_layer_is_refused_whatever_the_context(kind):
-    fault = layer_kinds.fault(config_of(kind, **RECURRENT[kind]), 8)
-    assert kind in fault and "take a policy" in fault
-    assert "with a state from token to token" in fault or "with recurrent layers" in fault
+def form_of(kind, context=None, **changes):
+    return layer_kinds.learner_form(layer_kinds.described(CONFIGS[kind](**changes)), context)
 
 
-@pytest.mark.parametrize("kind", CONVOLVED)
-def test_a_convolution_is_refused(kind):
-    fault = layer_kinds.fault(config_of(kind, **CONVOLVED[kind]), 8)
-    assert f"architecture {kind}, 1 of its 2 layers conv, with a convolution" in fault
+@pytest.mark.parametrize("kind", RECURRENT | CONVOLVED)
+def test_a_state_is_carried_along_rows_whatever_the_context(kind):
+    changes = (RECURRENT | CONVOLVED)[kind]
+    form, reason = form_of(kind, 8, **changes)
+    assert (form, bool(reason)) == (layer_kinds.ROWS, True)
+    assert layer_kinds.refusal(config_of(kind, **changes), LONG) == ""
+
+
+def test_the_reason_counts_the_layers():
+    assert form_of("qwen3_next").reason == "36 of 48 layers linear_attention"
+    assert form_of("lfm2", **CONVOLVED["lfm2"]).reason == "1 of 2 layers conv"
+    assert form_of("deepseek_v3").reason == "the architecture deepseek_v3"
 
 
 def told(kind):
@@ -117,66 +118,86 @@ def told(kind):
     return layer_kinds._of_text(config_of(kind))["model_type"] in layer_kinds.WINDOWED
 
 
-@pytest.mark.parametrize("kind", filter(told, WINDOWED))
-def test_a_window_that_attention_is_told_of_is_sound(kind):
-    assert layer_kinds.fault(config_of(kind, **WINDOWED[kind]), LONG) == ""
-
-
-@pytest.mark.parametrize("kind", [kind for kind in WINDOWED if not told(kind)])
-def test_another_window_that_the_context_outgrows_is_refused_with_its_figures(kind):
-    config = config_of(kind, **WINDOWED[kind])
-    fault = layer_kinds.fault(config, LONG)
-    size = int(re.search(r"window of (\d+) tokens", fault)[1])
-    assert f"lower prepare.policy.context to {size}" in fault and str(LONG) in fault
-    assert layer_kinds.fault(config, size) == ""
-    assert f"window of {size} tokens" in layer_kinds.fault(config, size + 1)
+@pytest.mark.parametrize("kind", [*filter(told, WINDOWED), "llama4_text"])
+def test_a_window_that_attention_is_told_of_goes_as_trees(kind):
+    assert form_of(kind, LONG, **WINDOWED.get(kind, {})) == (layer_kinds.TREES, "")
 
 
 @pytest.mark.parametrize("kind", FULL)
-def test_full_attention_is_sound_at_any_length(kind):
-    assert layer_kinds.fault(config_of(kind, **FULL[kind]), LONG) == ""
+def test_full_attention_that_is_tried_goes_as_trees_at_any_length(kind):
+    changes = FULL[kind]
+    tried = kind not in NOT_TRIED
+    assert form_of(kind, LONG, **changes).kind == ("trees" if tried else "rows")
+    assert layer_kinds.refusal(config_of(kind, **changes), LONG) == ""
+
+
+def test_a_window_counts_where_a_context_outgrows_it():
+    config = config_of("llama", num_hidden_layers=2) | {"layer_types": ["local", "full_attention"]}
+    config |= {"window_size": 64}
+    assert layer_kinds.learner_form(config, 64).kind == "trees"
+    assert layer_kinds.learner_form(config, 65) == ("rows", "1 of 2 layers local")
+    assert layer_kinds.learner_form(config | {"max_position_embeddings": 64}).kind == "trees"
 
 
 @pytest.mark.parametrize("kind", sorted({*MODELS} - {*PARTS}))
 def test_no_family_of_this_transformers_is_overlooked(kind):
-    """What carries a state, in the source, is refused; so are windows that are not tried."""
+    """What carries a state, in the source, is no tree; nor are windows that are not tried."""
     config = CONFIGS[kind]()
     described = layer_kinds.described(config)
     kinds = {*(described.get("layer_types") or described.get("layers_block_type") or ["?"])}
+    form = layer_kinds.learner_form(described, LONG).kind
     if STATEFUL.search(source_of(kind)) and kinds != {"full_attention"}:
-        assert layer_kinds.fault(config.to_dict(), 8)
-    elif kinds & {"sliding_attention", "chunked_attention"} or described.get("sliding_window"):
-        uses = kinds != {"full_attention"} and not told(kind)
-        assert bool(layer_kinds.fault(config.to_dict(), LONG)) == uses
-    known = {"full_attention", "sliding_attention", "chunked_attention", "mlp", "moe", "?"}
-    if not kinds <= known:
-        assert layer_kinds.fault(config.to_dict(), 8)
+        assert form == "rows"
+    known = {"full_attention", "sliding_attention", "mlp", "moe", "?"}
+    if not kinds <= known | ({"chunked_attention"} if "llama4" in kind else set()):
+        assert form == "rows"
+    if "sliding_attention" in kinds and not told(kind):
+        assert form == "rows"
 
 
-def test_a_kind_that_is_not_known_is_refused():
+def test_a_kind_that_is_not_known_is_no_tree():
     config = config_of("qwen3", num_hidden_layers=2) | {"layer_types": ["full_attention", "eddy"]}
-    assert "1 of its 2 layers eddy, of a kind that is not known" in layer_kinds.fault(config, 8)
-    unknown = {"model_type": "of_tomorrow", "num_hidden_layers": 2}
-    assert "mamba" not in layer_kinds.fault(unknown, LONG)
-    for key, value, words in (
-        ("mamba_d_state", 16, "a state from token to token"),
-        ("conv_kernel", 4, "a convolution"),
-        ("hybrid_override_pattern", "M*-", "mamba"),
-        ("attn_type_list", [0, 1], "not known here"),
-        ("sliding_window", 64, "window of 64 tokens"),
-    ):
-        assert words in layer_kinds.fault(unknown | {key: value}, 128)
-        nested = {"model_type": "of_pictures", "text_config": unknown | {key: value}}
-        assert words in layer_kinds.fault(nested, 128)
+    assert layer_kinds.learner_form(config) == ("rows", "1 of 2 layers eddy")
 
 
-def test_an_old_config_has_the_defaults_of_its_architecture():
-    """Files on the hub often leave out what was the default when they were written."""
-    assert "window of 256 tokens" in layer_kinds.fault({"model_type": "gpt_neo"}, 257)
-    off = {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 64}
-    assert layer_kinds.fault(off, LONG) == ""
-    none = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 32}
-    assert layer_kinds.fault(none | {"num_hidden_layers": 32, "sliding_window": 64}, LONG) == ""
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ("bart", "an encoder and a decoder"),
+        ("whisper", "an encoder and a decoder"),
+        ("t5", "an encoder and a decoder"),
+        ("vit", "no causal language model"),
+        ("of_tomorrow", "no causal language model"),
+        ("bert", "layers see the tokens that come after"),
+        ("xlnet", "layers see the tokens that come after"),
+        ("blt", "patches of bytes"),
+        ("moshi", "sound"),
+    ],
+)
+def test_what_is_no_causal_language_model_is_refused(kind, words):
+    refused = layer_kinds.refusal({"model_type": kind}, 8)
+    assert kind in refused and words in refused and "take a causal language model" in refused
+
+
+def test_encoders_that_are_made_causal_are_not_refused():
+    assert layer_kinds.refusal({"model_type": "bert", "is_decoder": True}, 8) == ""
+    assert layer_kinds.refusal({"model_type": "gpt_neox"}, 8) == ""
+    gemma = {"model_type": "gemma3_text"}
+    assert layer_kinds.refusal(gemma, 8) == ""
+    assert "come after" in layer_kinds.refusal(gemma | {"use_bidirectional_attention": True}, 8)
+
+
+def test_values_by_the_length_of_the_context_end_it():
+    scaled = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    config = {"model_type": "phi3", "rope_scaling": scaled, "max_position_embeddings": 131072}
+    config |= {"original_max_position_embeddings": 4096}
+    assert layer_kinds.refusal(config, 4096) == ""
+    assert "lower prepare.policy.context to 4096" in layer_kinds.refusal(config, 4097)
+    llama = {"model_type": "llama", "max_position_embeddings": 2048}
+    llama |= {"rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    assert "from 2048 tokens on" in layer_kinds.refusal(llama, 4096)
+    assert "from 2048 tokens on" in layer_kinds.refusal({"model_type": "doge"}, 4096)
+    assert layer_kinds.refusal({"model_type": "doge"}, 2048) == ""
 
 
 def test_usual_families_are_judged_without_transformers():
@@ -222,24 +243,18 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_recipe_names_file_key_value_kind_and_remedy(folder):
-    with pytest.raises(ValueError, match="take a policy whose layers are all full") as refused:
-        recipes.load("mine", folder("qwen3_next"))
+    with pytest.raises(ValueError, match="take a causal language model of text") as refused:
+        recipes.load("mine", folder("bart"))
     assert str(refused.value).startswith(
-        "params/mine.yaml: 'prepare.policy.name' = 'policy' is of "
+        "params/mine.yaml: 'prepare.policy.name' = 'policy' is of the architecture bart, which has"
     )
-    assert "qwen3_next, 36 of its 48 layers linear_attention, with a state" in str(refused.value)
-
-
-def test_a_window_counts_where_the_context_is_longer(folder):
-    with pytest.raises(ValueError, match=r"window of 1023 .*context has 1024.*context to 1023"):
-        recipes.load("mine", folder("phimoe", sliding_window=1023))
-    recipes.load("mine", folder("phimoe", sliding_window=1024))
+    recipes.load("mine", folder("qwen3_next"))
 
 
 def test_a_policy_in_the_hubs_cache_is_judged_by_its_pinned_commit(folder):
-    with pytest.raises(ValueError, match="'some/policy' is of the architecture mamba2"):
-        recipes.load("mine", folder("mamba2", "some/policy", "a" * 40))
-    files = folder("mamba2", "some/policy", "b" * 40)
+    with pytest.raises(ValueError, match="'some/policy' is of the architecture bart"):
+        recipes.load("mine", folder("bart", "some/policy", "a" * 40))
+    files = folder("bart", "some/policy", "b" * 40)
     file = files / "mine.yaml"
     file.write_text(file.read_text().replace("b" * 40, "c" * 40))
     recipes.load("mine", files)  # not here yet: prepare looks at it once it has been fetched
@@ -247,15 +262,15 @@ def test_a_policy_in_the_hubs_cache_is_judged_by_its_pinned_commit(folder):
 
 def test_a_known_policy_is_judged_by_its_row(folder):
     files = folder("qwen2", "some/policy")
-    row = {"revision": "d" * 40, "config": {"model_type": "phimoe", "sliding_window": 64}}
+    row = {"revision": "d" * 40, "config": {"model_type": "bart"}}
     (files / "architectures.yaml").write_text(yaml.safe_dump({"some/policy": row}))
-    with pytest.raises(ValueError, match="window of 64 tokens"):
+    with pytest.raises(ValueError, match="an encoder and a decoder"):
         recipes.load("mine", files)
 
 
 def test_a_teacher_is_sampled_in_the_same_way(folder):
     with pytest.raises(
-        ValueError, match=r"'prepare\.expert\.policy\.name' = 'teacher' is of .* lfm2"
+        ValueError, match=r"'prepare\.expert\.policy\.name' = 'teacher' is of .* bart"
     ):
-        recipes.load("mine", folder("lfm2", teacher="teacher", **CONVOLVED["lfm2"]))
-    recipes.load("mine", folder("lfm2", teacher="teacher", engine="vllm", **CONVOLVED["lfm2"]))
+        recipes.load("mine", folder("bart", teacher="teacher"))
+    recipes.load("mine", folder("bart", teacher="teacher", engine="vllm"))
