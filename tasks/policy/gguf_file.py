@@ -64,15 +64,7 @@ def load(name: str, file: str, revision: str | None) -> Any:
     line, for a file that is not there, is damaged, or holds an architecture that is not known.
     """
     with _explained(name, file):
-        with _reading():
-            read, loading = transformers.AutoModelForCausalLM.from_pretrained(
-                source_of(name),
-                gguf_file=file,
-                revision=revision,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
+        read, loading = _read(source_of(name), file, revision)
         _check_weights(read, loading["missing_keys"])
         # a model that remembers its quantization refuses to be saved
         config = read.config.to_dict()
@@ -81,6 +73,21 @@ def load(name: str, file: str, revision: str | None) -> Any:
             model = transformers.AutoModelForCausalLM.from_config(type(read.config)(**config))
         model.load_state_dict(read.state_dict())
     return model
+
+
+def _read(source: str, file: str, revision: str | None) -> tuple[Any, dict[str, Any]]:
+    """Return the model as transformers reads it, and which of its weights the file has not."""
+    kind: Any = transformers.AutoModelForCausalLM
+    with _reading():
+        read, loading = kind.from_pretrained(
+            source,
+            gguf_file=file,
+            revision=revision,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    return read, loading
 
 
 def _check_weights(model: Any, missing: Collection[str]) -> None:
