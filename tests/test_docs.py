@@ -116,5 +116,5 @@ def test_own_dialect(checkout):
     tokenizer = build_tokenizer(["Here you are: 7"], recipe.prepare.policy)
     dialect = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [])
     tokens = np.zeros(0, np.int32)
-    text, _ = dialect.observe(tokens, tokens, Call("python", "7"), Observation("ok", "7"), 60)
+    text, _ = dialect.observe(tokens, tokens, [Call("python", "7")], [Observation("ok", "7")], 60)
     assert text == "<result>Here you are: 7</result>"

@@ -22,11 +22,22 @@ from numpy.typing import NDArray
 
 from flows.analysis import reading
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import PROMPT, TURN, calls_of, results_of
+from tasks.trees.tree import PROMPT, TURN, CallResult, calls_of, results_of
 
 HERE = Path()
 KEYS = ["iteration", "question"]
 LISTS = ("tokens", "logprobs", "entropies")  # of nodes, an entry a token
+CALL_COLUMNS = (
+    "node",
+    "answered",
+    "number",
+    "tool",
+    "argument",
+    "outcome",
+    "ok",
+    "result",
+    "leaves",
+)
 PARTS = ("answer", "format", "many_tools")  # of a reward that needs no table of its own
 
 Iterations = int | Collection[int] | None
@@ -137,48 +148,49 @@ def steps(recipe: str, iteration: Iterations = None, project: Path | str = HERE)
 
 
 def calls(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:
-    """Return the acts that were answered, a row each; one that several leaves share is there once.
+    """Return the calls that were executed, a row each; one that leaves share is there once.
 
-    ``node`` is the (last part of the) turn that called, ``answered`` the node of the result, which
-    the calls of one turn share; ``tool`` and ``argument`` are what the recipe's dialect reads,
-    ``number`` the call's place in its trajectory, from 1; ``outcome`` is the tool's, ``ok`` whether
-    it ran to its end.
+    ``node`` is the (last part of the) turn that called, ``answered`` the node that has the results
+    of all its calls, -1 where the trajectory ended before the agent read them; ``tool`` and
+    ``argument`` are what the recipe's dialect reads, ``number`` the call's place in its trajectory,
+    from 1; ``outcome`` is the tool's, ``ok`` whether it ran to its end. Trees of earlier releases
+    have calls that the agent read the results of.
     """
     frame = nodes(recipe, iteration, project)
     parents = _parents(frame)
-    kind, text = frame["kind"].to_numpy(), frame["text"].to_numpy()
-    answered = np.flatnonzero((kind != TURN) & (parents >= 0))
-    turns = [_turn(parents, kind, int(parents[row])) for row in answered]
-    texts = ["".join(text[turn]) for turn in turns]
+    kind, text, outcome = (frame[name].to_numpy() for name in ("kind", "text", "outcome"))
+    stored = frame["results"] if "results" in frame else [None] * len(frame)
+    results = [results_of(each) for each in stored]
+    after = {int(parents[row]): row for row in np.flatnonzero((kind != TURN) & (parents >= 0))}
+    called = [row for row, made in enumerate(results) if made or row in after]
+    texts = ["".join(text[_turn(parents, kind, row)]) for row in called]
     read = reading.call_reader(recipe, texts, Path(project))
-    stored = frame["results"] if "results" in frame else [()] * len(frame)
-    outcome = frame["outcome"].to_numpy()
-    acts = [
-        calls_of(results_of(stored[parents[row]]), read(said), outcome[row], text[row])
-        for row, said in zip(answered, texts, strict=True)
-    ]
-    made = np.zeros(len(frame), np.int64)
-    made[answered] = [len(calls_of_turn) for calls_of_turn in acts]
+    acts: dict[int, list[CallResult]] = {}
+    for row, said in zip(called, texts, strict=True):
+        shown = (outcome[after[row]], text[after[row]]) if row in after else ("", "")
+        acts[row] = calls_of(results[row], read(said), *shown)
     numbers = np.zeros(len(frame), np.int64)  # of the last call up to each node
     for row, parent in enumerate(parents):  # parents come before their children
-        numbers[row] = numbers[parent] + made[row] if parent >= 0 else 0
-    results = frame.iloc[np.repeat(answered, made[answered])]
-    each = [call for calls_of_turn in acts for call in calls_of_turn]
-    places = [place for calls_of_turn in acts for place in range(1 - len(calls_of_turn), 1)]
-    return pd.DataFrame(
+        before = numbers[parent] if parent >= 0 else 0
+        numbers[row] = before + len(acts.get(row, ()))
+    node = frame["node"].to_numpy()
+    rows = [
         {
-            **{name: results[name].to_numpy() for name in KEYS},
-            "node": results["parent"].to_numpy(),
-            "answered": results["node"].to_numpy(),
-            "number": numbers[results.index] + places,
-            "tool": [call.tool or None for call in each],
-            "argument": [call.argument if call.tool else None for call in each],
-            "outcome": [call.outcome for call in each],
-            "ok": [call.outcome == Outcome.OK for call in each],
-            "result": [call.text for call in each],
-            "leaves": results["leaves"].to_numpy(),
+            **{name: frame[name][row] for name in KEYS},
+            "node": node[row],
+            "answered": node[after[row]] if row in after else -1,
+            "number": numbers[row] - len(acts[row]) + place,
+            "tool": call.tool or None,
+            "argument": call.argument if call.tool else None,
+            "outcome": call.outcome,
+            "ok": call.outcome == Outcome.OK,
+            "result": call.text,
+            "leaves": frame["leaves"][row],
         }
-    )
+        for row in called
+        for place, call in enumerate(acts[row], start=1)
+    ]
+    return pd.DataFrame(rows, columns=[*KEYS, *CALL_COLUMNS])
 
 
 def tokens(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from params.schema.agent import Dialogue
+from tasks.dialects import contract
 from tasks.dialects.contract import Exchange
 from tasks.dialects.native import DIALECT, Native
 from tasks.environments.contract import FREE_TEXT
@@ -267,6 +268,131 @@ def test_a_turn_goes_on_in_the_thought_that_a_template_opens(name):
     end = speaks.eos_token
     acts = [f"I run it.\n</think>\n\n{call}{end}"] * bool(call)
     assert "".join(own) == "".join([*acts, f"So.\n</think>\n\n\\boxed{{7}}{end}"])
+
+
+# ---- several calls in one turn
+
+TOGETHER = ("qwen3", "glm-4.5")  # Llama 3's format has one call a turn
+
+
+def together(seed):
+    """A question, and turns of one to three calls: (thoughts, calls, what answers each)."""
+    question, steps = conversation(seed)
+    draw, grouped = random.Random(seed), []
+    while steps:
+        size = draw.randint(1, 3)
+        (thoughts, *_), *_ = turn = steps[:size]
+        grouped.append((thoughts, [call for _, call, _ in turn], [seen for *_, seen in turn]))
+        steps = steps[size:]
+    return question, grouped
+
+
+def messages_together(question, steps):
+    """The same conversation for the chat template; every call has an id of its own."""
+    said = messages_of("qwen3", question, [])
+    number = 0
+    for thoughts, calls, results in steps:
+        made, seen = [], []
+        for call, result in zip(calls, results, strict=True):
+            values = json.loads(call.argument) if call.tool == "book" else {"code": call.argument}
+            function = {"name": call.tool, "arguments": values}
+            made.append({"id": f"call_{number}", "type": "function", "function": function})
+            content = result.encode(errors="replace").decode()
+            named = {"role": "tool", "name": call.tool, "tool_call_id": f"call_{number}"}
+            seen.append({**named, "content": content})
+            number += 1
+        turn = {"role": "assistant", "content": "", "reasoning_content": thoughts}
+        said += [{**turn, "tool_calls": made}, *seen]
+    return said
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_several_calls_equal_the_template_and_the_library(name):
+    dialect, tokenizer = opened(name), tokenizer_of(name)
+    for seed in range(CONVERSATIONS):
+        question, steps = together(seed)
+        tokens, made = dialect.prompt(question), 0
+        for thoughts, calls, results in steps:
+            calls = contract.numbered(dialect, calls, made)
+            made += len(calls)
+            turn = np.array(dialect._ended(dialect._message(calls, "", thoughts)), np.int32)
+            text = tokenizer.decode(turn)
+            ended = turn[-1] == tokenizer.eos_token_id
+            said = text.removesuffix(tokenizer.eos_token) if ended else text
+            found = dialect.read(tokens, turn, said, "end" if ended else "stop")
+            assert (found.outcome, found.calls, dialect.calls(text)) == ("call", calls, calls)
+            seen = [Observation("ok", result) for result in results]
+            written, added = dialect.observe(tokens, turn, calls, seen, 4096)
+            assert written == tokenizer.decode(added)
+            tokens = np.concatenate([tokens, turn, added])
+        messages = messages_together(question, steps)
+        options = {"add_generation_prompt": True, "tools": dialect.tools}
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        assert tokenizer.decode(tokens) == expected
+        assert tokens.tolist() == tokenizer.encode(expected, add_special_tokens=False)
+        assert tokens.tolist() == dialect.renderer.render_ids(messages, **options)
+
+
+RESULT_OF = {  # as the models' own templates write two results and the next turn's header
+    "qwen3.5": "\n<|im_start|>user\n<tool_response>\n7\n</tool_response>\n<tool_response>\nno\n"
+    "</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "gemma4": 'response:python{value:<|"|>7<|"|>}<tool_response|><|tool_response>response:book'
+    '{value:<|"|>no<|"|>}<tool_response|>',
+    "kimi-k2": "<|im_system|>python<|im_middle|>## Return of functions.python:4\n7<|im_end|>"
+    "<|im_system|>book<|im_middle|>## Return of functions.book:5\nno<|im_end|><|im_assistant|>"
+    "assistant<|im_middle|>",
+}
+
+
+@pytest.mark.parametrize("name", RESULT_OF)
+def test_two_results_of_other_families(name):
+    tokenizer = families.for_renderer(name)
+    dialect = DIALECT.open(Native(renderer=name), tokenizer, layout(), [PYTHON, BOOK])
+    made = [Call("python", "1"), Call("book", '{"city": "Rom", "day": 3}')]
+    calls = contract.numbered(dialect, made, 4)
+    turn = np.array(dialect._ended(dialect._message(calls, "", "")), np.int32)
+    prompt, seen = dialect.prompt(QUESTION), [Observation("ok", "7"), Observation("error", "no")]
+    read = dialect.calls(tokenizer.decode(turn))
+    assert read == calls
+    if name == "kimi-k2":  # whose agents write ids, which results carry
+        assert [call.id for call in read] == ["functions.python:4", "functions.book:5"]
+    assert dialect.observe(prompt, turn, read, seen, 999)[0] == RESULT_OF[name]
+
+
+def test_a_dialogue_that_starts_anew_has_all_calls_and_results():
+    name = "qwen2.5"
+    dialect, tokenizer = opened(name), tokenizer_of(name)
+    made = []
+    for seed in range(CONVERSATIONS):
+        question, steps = together(seed)
+        past = []
+        for _, calls, results in steps:
+            turn = np.array(dialect._ended(dialect._message(calls, "", "")), np.int32)
+            past.append(Exchange(turn, "", calls, [Observation("ok", each) for each in results]))
+            made.append(len(calls))
+        messages = messages_together(question, [("", *step[1:]) for step in steps])
+        expected = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, tools=dialect.tools
+        )
+        assert tokenizer.decode(dialect.restart(question, "", past)) == expected
+    assert max(made) > 1
+
+
+def test_ids_have_nine_signs_where_a_template_wants_them():
+    """As Mistral's do, which refuse others."""
+    tokenizer = families.tokenizer("qwen2.5")
+    refuse = (
+        "{%- for m in messages %}{%- for c in m.tool_calls or [] %}{%- if c.id | length != 9 %}"
+        "{{- raise_exception('ids have nine signs') }}{%- endif %}{%- endfor %}{%- endfor %}"
+    )
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    dialect = DIALECT.open(DEFAULT, tokenizer, layout(), [PYTHON, BOOK])
+    assert [dialect.call_id("python", number) for number in (0, 12)] == ["call00000", "call00012"]
+    calls = contract.numbered(dialect, [Call("python", "1")] * 2, 0)
+    turn = np.array(dialect._ended(dialect._message(calls, "", "")), np.int32)
+    seen = [Observation("ok", "7"), Observation("ok", "8")]
+    again = tokenizer.decode(dialect.restart(QUESTION, "", [Exchange(turn, "", calls, seen)]))
+    assert again.count("<tool_response>") == 2
 
 
 # ---- prompts and settings
