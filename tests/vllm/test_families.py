@@ -45,6 +45,19 @@ def test_contexts_beyond_a_window_are_the_policys(engine, tokenizer, tmp_path):
     assert len(processes) == 1
 
 
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_experts_restart_vllm_with_their_new_weights(engine, tokenizer, tmp_path, capfd, kind):
+    experts = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
+    window = WINDOW if kind == "gpt_oss" else {"moe_intermediate_size": 32}
+    model = policy_of(kind, tokenizer, **window, **experts)
+    for name in ("first", "second"):
+        held = engine(model, save(model, tokenizer, tmp_path / name), tokenizer)
+        asked, samples = sampled(held, len(tokenizer))
+        check(model, asked, samples, close=1e-4)
+        changed(model)
+    assert "no new weights of experts while it runs on a CPU" in capfd.readouterr().out
+
+
 def test_what_vllm_cannot_sample_is_told_in_one_line(engine, tokenizer, tmp_path, capfd):
     model = policy_of("qwen3_next", tokenizer, **RECURRENT)
     made = save(model, tokenizer, tmp_path / "policy")

@@ -70,11 +70,11 @@ def measured(model, asked, sample, temperature):
     return chosen.numpy(), entropies.numpy()
 
 
-def check(model, asked, samples, temperature=1.0):
+def check(model, asked, samples, temperature=1.0, close=CLOSE):
     for one, sample in zip(asked, samples, strict=True):
         logprobs, entropies = measured(model, one, sample, temperature)
-        np.testing.assert_allclose(sample.logprobs, logprobs, atol=CLOSE)
-        np.testing.assert_allclose(sample.entropies, entropies, atol=CLOSE)
+        np.testing.assert_allclose(sample.logprobs, logprobs, atol=close)
+        np.testing.assert_allclose(sample.entropies, entropies, atol=close)
 
 
 def changed(model, spread=0.05):

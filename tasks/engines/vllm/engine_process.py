@@ -88,7 +88,7 @@ def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int], tried:
     try:
         return list(engine.step())
     except Exception as error:
-        refused = isinstance(error, OF_A_POLICY) and not tried
+        refused = isinstance(error, (*OF_A_POLICY, ValueError)) and not tried
         fault = EngineFault(f"{type(error).__name__}: {error}")
         for number in pending:
             _send(channel, number, _refusal(error) if refused else fault)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from vllm.model_executor.model_loader.reload import layerwise
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -74,6 +77,31 @@ def leave_out(logits: Tensor, ids: TokenIds) -> None:
     if ids.holes:
         holes = torch.tensor(ids.holes, device=logits.device)
         logits.index_fill_(-1, holes, -math.inf)
+
+
+def experts_on_a_cpu(model: torch.nn.Module) -> bool:
+    """Return whether a model has experts on a CPU: of these vLLM keeps a packed copy, as it was."""
+    packed = (getattr(layer, "w13_weight", None) for layer in model.modules())
+    return any(weight is not None and weight.device.type == "cpu" for weight in packed)
+
+
+@contextmanager
+def left_as_they_were() -> Iterator[set[str]]:
+    """Yield the kinds of layers whose weights stay as they were, while new ones are loaded.
+
+    vLLM only warns of them. They are those that an architecture's code writes into by itself, such
+    as the experts and the sinks of gpt-oss: vLLM has set other memory in place meanwhile.
+    """
+    kinds: set[str] = set()
+    put_back = layerwise._place_kernel_tensors
+
+    def noted(layer: torch.nn.Module, info: Any) -> None:
+        if not info.load_numel and info.kernel_tensors[0]:  # its parameters, and then its buffers
+            kinds.add(type(layer).__name__)
+        put_back(layer, info)
+
+    with patch.object(layerwise, "_place_kernel_tensors", noted):
+        yield kinds
 
 
 class PolicyWorker:
@@ -135,12 +163,20 @@ class PolicyWorker:
         """Load weights without a restart. A tied head is left out, and packed again.
 
         On a CPU vLLM keeps a packed copy of the head's weights, which loading does not change.
+        Raises RuntimeError where other weights stay as they were.
         """
         model = self.model_runner.get_model()
         tied = bool(getattr(self.model_runner.model_config.hf_text_config, TIED, False))
         untied_weights = ((n, w) for n, w in weights if not (tied and n.startswith("lm_head.")))
         self.measure_entropies()  # a server that has restarted does not
-        self.reload_weights(weights_iterator=untied_weights)  # a method of vLLM's worker
+        if experts_on_a_cpu(model):
+            raise RuntimeError("vLLM takes no new weights of experts while it runs on a CPU")
+        with left_as_they_were() as kinds:
+            self.reload_weights(weights_iterator=untied_weights)  # a method of vLLM's worker
+        if others := sorted(kinds - ({type(model.lm_head).__name__} if tied else set())):
+            raise RuntimeError(
+                f"vLLM does not take new weights of {' and '.join(others)} while it runs"
+            )
         if tied:
             head = model.lm_head
             head.weight = model.model.embed_tokens.weight
