@@ -22,6 +22,7 @@ from tasks.learning.packing import ByNode, Credit, Credited, uncredited
 from tasks.learning.passes import NO_VALUES, node_logprobs
 from tasks.policy import token_ids
 from tasks.policy.machine import in_precision
+from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Learner
 from tasks.trees.tree import TURN, Tree
 
@@ -114,7 +115,7 @@ def gradient_by_learner(model: Any, tree: Tree, machine: Machine) -> Gradients:
     Raises RuntimeError where it is not finite.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    learner = Learner(None, model, None, torch.optim.SGD(weights, lr=0.0))  # type: ignore[arg-type]
+    learner = Learner(None, model, None, AdamW(weights, lr=0.0, weight_decay=0.0))  # type: ignore[arg-type]
     with _as_before(model):
         optimize(learner, [credited(tree)], LOSS, STAYING, 1.0, machine, seed=0)
         return _taken(model)
