@@ -14,7 +14,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-import vllm
 from pydantic import ValidationError
 from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.inputs import TokensPrompt
@@ -125,8 +124,8 @@ def _refusal(error: Exception) -> ValueError:
     kind = "" if isinstance(error, ValidationError) else f"{type(error).__name__}: "
     words = " ".join(" ".join(str(detail["msg"]) for detail in details).split())[:300]
     return ValueError(
-        f"vLLM {vllm.__version__} cannot sample this policy here ({kind}{words}; its output is in "
-        f"{LOG}): set engine.kind to transformers"
+        f"vLLM cannot sample this policy here ({kind}{words}; its output is in {LOG}): set "
+        "engine.kind to transformers"
     )
 
 

@@ -24,7 +24,8 @@ from tasks.engines.servers.command import parse, parser_of
 from tasks.engines.servers.token_guard import Guard
 from tasks.engines.vllm.connection import ENVIRONMENT, ROOT
 from tasks.engines.vllm.messages import WORKER_CLASS
-from tasks.engines.vllm.vllm_engine import DEVICES
+from tasks.engines.vllm.vllm_engine import DEVICES, caches_prefixes
+from tasks.policy import layer_kinds
 
 
 def command(folder: Path, options: Mapping[str, Any]) -> list[str]:
@@ -58,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/vllm.md"
     )
     args, guarding = parse(parser, arguments)
+    config = layer_kinds.read(str(args.folder), None) or {}
     transfer = {"weight_transfer_config": json.dumps({"backend": args.transfer})}
     options = {
         "host": args.host,
@@ -69,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
         "load_format": "safetensors",
         "trust_remote_code": False,
         "enable_scale_out": True,  # opens the call with token ids
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": caches_prefixes(config, device),
         "disable_log_stats": True,
         "disable_uvicorn_access_log": True,
         **(transfer if args.transfer else {}),

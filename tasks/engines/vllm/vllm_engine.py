@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,9 @@ class VllmEngine:
             "generation_config": "vllm",
             "load_format": "safetensors",
             "trust_remote_code": False,
-            "enable_prefix_caching": caches_prefixes(self.config, self.machine.device),
+            "enable_prefix_caching": caches_prefixes(
+                layer_kinds.described(self.config), self.machine.device
+            ),
             "disable_log_stats": True,
             **DEVICES[self.machine.device](memory),
         }
@@ -173,13 +175,13 @@ DEVICES: dict[str, Callable[[float], dict[str, Any]]] = {
 _engines: dict[tuple[Any, ...], VllmEngine] = {}  # at most one
 
 
-def caches_prefixes(config: Any, device: str) -> bool:
-    """Return whether vLLM can keep the prefixes of a policy.
+def caches_prefixes(config: Mapping[str, Any], device: str) -> bool:
+    """Return whether vLLM can keep the prefixes of a policy with such a config.json.
 
     On a CPU it cannot where layers have a state from token to token: it would keep that at the ends
     of chunks of a prompt, and a prompt is not processed in chunks there (see ``DEVICES``).
     """
-    kinds = layer_kinds.kinds_of(layer_kinds.described(config))
+    kinds = layer_kinds.kinds_of(config)
     return device != "cpu" or kinds.keys() <= {*layer_kinds.FULL, *layer_kinds.WINDOWS}
 
 

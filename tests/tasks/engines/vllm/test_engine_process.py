@@ -18,6 +18,13 @@ from tasks.engines.vllm.messages import EngineFault
 PROCESS = "tasks.engines.vllm.engine_process"
 
 
+class FakeArguments(dict):
+    """The arguments of an engine."""
+
+    def create_engine_config(self):
+        return self
+
+
 class FakeEngine:
     """An LLMEngine that ends one request a step, the last one first."""
 
@@ -36,6 +43,8 @@ class FakeEngine:
         name, prompt, seed = self.requests.pop()
         if seed == 666:
             raise RuntimeError("CUDA error")
+        if seed == 777:
+            raise KeyError("sinks")
         tokens = [*prompt[:2], seed]
         pairs = [[-0.5, 0.25]] * len(tokens)
         found = SimpleNamespace(token_ids=tokens, logprobs=SimpleNamespace(logprobs=pairs))
@@ -48,8 +57,8 @@ def channel(monkeypatch):
     """A channel to ``process.main``, which runs in a thread on a fake vLLM."""
     engine = FakeEngine()
     vllm, inputs = ModuleType("vllm"), ModuleType("vllm.inputs")
-    vllm.EngineArgs = vllm.SamplingParams = dict
-    vllm.LLMEngine = SimpleNamespace(from_engine_args=lambda arguments: engine)
+    vllm.EngineArgs, vllm.SamplingParams = FakeArguments, dict
+    vllm.LLMEngine = SimpleNamespace(from_vllm_config=lambda config, disable_log_stats: engine)
     inputs.TokensPrompt = lambda prompt_token_ids: prompt_token_ids
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.inputs", inputs)
@@ -67,7 +76,7 @@ def channel(monkeypatch):
 
 def run(main, descriptor):
     """Run the process; its error has been sent."""
-    with contextlib.suppress(RuntimeError, ValueError):
+    with contextlib.suppress(RuntimeError, ValueError, KeyError):
         main(descriptor)
 
 
@@ -118,3 +127,18 @@ def test_a_turn_that_cannot_be_added_is_an_error(channel):
     assert number == 1 and "no tokens" in str(error)
     with pytest.raises((EOFError, ConnectionError)):
         receive(channel)
+
+
+def test_code_that_fails_at_once_refuses_the_policy(channel):
+    send(channel, 1, "sample", *turns(777))
+    number, error = receive(channel)
+    assert (number, type(error)) == (1, ValueError)
+    assert "cannot sample this policy" in str(error) and "sinks" in str(error)
+
+
+def test_code_that_fails_after_a_token_is_a_fault(channel):
+    send(channel, 1, "sample", *turns(5))
+    assert receive(channel)[0] == 1
+    send(channel, 2, "sample", *turns(777))
+    number, fault = receive(channel)
+    assert (number, type(fault)) == (2, EngineFault) and "sinks" in fault.reason
