@@ -335,7 +335,7 @@ def _room(config: Any, context: int, most: int) -> int:
 # ---------------------------------------------------------------- the tree
 
 
-class Sampling(Protocol):
+class OpensSessions(Protocol):
     """What opens sessions: an engine, or what invents turns."""
 
     def session(
@@ -389,7 +389,7 @@ class WantedTurn(NamedTuple):
 
 
 def grown(
-    engine: Sampling, opening: NDArray[np.int32], vocabulary: NDArray[np.int32], room: int
+    engine: OpensSessions, opening: NDArray[np.int32], vocabulary: NDArray[np.int32], room: int
 ) -> Tree:
     """Return a tree of three leaves that an engine has sampled from.
 
