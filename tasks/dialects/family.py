@@ -177,6 +177,11 @@ def open_renderer(
         try:
             return name, _create(quoting, _dated(name, options, quoting))
         except (AssertionError, OSError, RuntimeError) as error:
+            if name == HARMONY and "vocab" in str(error):
+                raise ValueError(
+                    f"dialect.native.renderer {name}: its library has no vocabulary ({error}): put "
+                    "o200k_base.tiktoken into a folder, and name that in TIKTOKEN_ENCODINGS_BASE"
+                ) from error
             raise ValueError(
                 f"dialect.native.renderer {name} does not fit the policy's tokenizer: {error}; "
                 f"set it to {AUTO}, or take the policy's own family"

@@ -54,6 +54,15 @@ THOUGHTS = ("<think>", "</think>")
 RESULTS = ("<tool_response>", "</tool_response>")  # plain text in some tokenizers
 FORGED = {family.HARMONY: r"<\|start\|>(?!assistant)"}  # a mark that the agent writes, too
 ATTEMPT = re.compile(r'^\s*\{\s*"name"|</?tool_call>|<\|python_tag\|>')  # at a call
+OWN_MARKS = {family.HARMONY: ("<|constrain|>",)}  # that an agent writes, and no rendering has
+# How a prompt ends that opens a thought, and what closes one: by family, and of all others.
+IN_THOUGHT = {
+    family.HARMONY: (
+        re.compile(r"<\|channel\|>analysis<\|message\|>\Z"),
+        "<|end|><|start|>assistant",
+    )
+}
+USUAL_THOUGHT = (talk.OPENED_THOUGHT, f"\n{THOUGHTS[1]}\n\n")
 CALL_IDS = ("call_{}", "call{:05}")  # of call number 0, 1, ...; Mistral's have nine signs
 NAMED_CALLS = ("kimi-k2", "kimi-k2.5")  # a call's id is all that names its tool
 ASKED = {"role": "user", "content": "a"}
@@ -89,6 +98,7 @@ class NativeDialect:
     ) -> None:
         self.name, self.renderer, self.tokenizer = name, renderer, tokenizer
         self.specs = {spec.name: spec for spec in specs}
+        self.opened_thought, self.closing = IN_THOUGHT.get(name, USUAL_THOUGHT)
         self.free = [*self.specs] == [FREE_ACT]
         self.dialogue = dialogue.model_copy(
             update={"system": dialogue.system.replace(TOOLS, "").strip()}
@@ -110,6 +120,8 @@ class NativeDialect:
         plain, calling = (self._probe(message) for message in (THINKING, called))
         agent_tokens = {token for token in (*plain, *calling, *self.ends) if token in added}
         texts = {token: added[token].content for token in agent_tokens}
+        own = OWN_MARKS.get(self.name, ())
+        texts |= {token: mark.content for token, mark in added.items() if mark.content in own}
         ends = [self.tokenizer.decode([token]) for token in self.ends]
         self.marks = markers(self.tokenizer, tuple(sorted({*texts.values(), *THOUGHTS, *ends})))
         of_results = self._marks_of_results() - {*texts.values()}
@@ -136,7 +148,7 @@ class NativeDialect:
         return whole[: len(opening)] == opening or self._thought_is_open(opening)
 
     def _thought_is_open(self, opening: Sequence[int]) -> bool:
-        return bool(talk.OPENED_THOUGHT.search(self.tokenizer.decode(opening[-THOUGHT_TOKENS:])))
+        return bool(self.opened_thought.search(self.tokenizer.decode(opening[-THOUGHT_TOKENS:])))
 
     def _takes_id(self, form: str) -> bool:
         """Return whether the family's dialogues can have ids of calls in this form."""
@@ -538,8 +550,7 @@ class NativeDialect:
         if turn is None:
             turn = self._without_thoughts(begun, rendered)
             if self._thought_is_open(begun):  # a template that drops all thoughts of the past
-                thoughts = message.get("reasoning_content", "")
-                closing = f"{thoughts}\n{THOUGHTS[1]}\n\n"
+                closing = message.get("reasoning_content", "") + self.closing
                 turn = [*self.renderer._tokenizer.encode(closing), *turn]
         last = [index for index, token in enumerate(turn) if token in self.ends]
         return turn[: last[-1] + 1] if last else turn
@@ -562,7 +573,7 @@ class NativeDialect:
 
     def _without_thoughts(self, begun: list[int], rendered: Any) -> list[int]:
         """Return the tokens of a turn whose thoughts a template drops, though it opens them."""
-        header = talk.OPENED_THOUGHT.sub("", self.tokenizer.decode(begun))
+        header = self.opened_thought.sub("", self.tokenizer.decode(begun))
         turn = self._after(header, list(rendered.token_ids))
         return self._sampled(rendered) if turn is None else turn
 

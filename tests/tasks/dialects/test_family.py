@@ -52,3 +52,9 @@ def test_an_unknown_name_is_refused_with_all_that_are_known():
     (fault,) = family.faults("llama_9", {})
     assert fault.startswith("dialect.native.renderer llama_9 is unknown: choose auto, default or ")
     assert all(name in fault for name in family.families())
+
+
+def test_gpt_oss_without_the_vocabulary_of_its_library_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"gpt-oss: its library has no vocabulary .*o200k_base"):
+        family.open_renderer("gpt-oss", {}, families.tokenizer("gpt-oss"), DAY)
