@@ -89,6 +89,23 @@ def test_runs_in_mlflow_have_the_figures_of_the_table(unbroken):
             }
 
 
+def test_policy_is_checked_once_and_each_stage_that_learns_says_so(unbroken):
+    folder, said = unbroken
+    lines = re.findall("^policy check: .*", said, re.M)
+    assert len(lines) == 2 and lines[0] == lines[1], "cold_start and reinforce"
+    assert lines[0].startswith("policy check: 2 layers full_attention; structure (float32) ")
+    (record,) = (folder / ".beamline/ledger/smoke/policy_check").glob("*-check_policy-*/")
+    metrics = json.loads((record / "record.json").read_text())["metrics"]
+    client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    experiment = client.get_experiment_by_name(store.EXPERIMENT).experiment_id
+    for stage in ("cold_start", "reinforce"):
+        [run] = client.search_runs([experiment], f"tags.stage = '{stage}'")
+        assert run.data.tags["policy_check"] == lines[0]
+        assert {name: run.data.metrics[name] for name in metrics} == metrics
+    text = (folder / "reports/smoke/page.html").read_text()
+    assert json.loads(re.search('id="data">(.*?)</script>', text)[1])["policy_check"] == lines[0]
+
+
 def test_page_and_traces_name_each_other(unbroken):
     folder, _ = unbroken
     client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
@@ -293,3 +310,41 @@ def published(folder):
     paths = [Path(out["path"]) for out in outs]
     files = [path for out in paths for path in [folder / out, *(folder / out).rglob("*")]]
     return {file.relative_to(folder): file.read_bytes() for file in files if file.is_file()}
+
+
+FORGETFUL = """
+
+_write = RaggedCache.write
+
+
+def _forgetting(self, new, layer):
+    lost = (self.positions == 45)[:, None, :, None]
+    return _write(self, torch.where(lost, 0.0, new) if layer == 0 else new, layer)
+
+
+RaggedCache.write = _forgetting
+"""
+
+
+def test_policy_that_would_be_sampled_wrongly_ends_the_run_with_one_message(unbroken):
+    folder, _ = unbroken
+    file = folder / "tasks/engines/transformers/cache.py"
+    source = file.read_text()
+    file.write_text(source + FORGETFUL)
+    ran = call(folder, sys.executable, "-m", "flows.cold_start", "smoke")
+    file.write_text(source)
+    assert ran.returncode == 1, ran.stdout
+    message = ran.stdout.splitlines()[-1]
+    assert message.startswith(
+        "cold_start smoke: the policy (2 layers full_attention) does not compute a tree as its own "
+        "pass over rows does, with transformers on cpu "
+    )
+    assert "in structure, the sampler's log-probabilities differ by " in message
+    assert "sample with another engine (engine.kind)" in message
+    assert "the learner's" not in message and "Traceback" not in ran.stdout
+    client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")
+    experiment = client.get_experiment_by_name(store.EXPERIMENT).experiment_id
+    failed = "tags.stage = 'cold_start' and attributes.status = 'FAILED'"
+    [run] = client.search_runs([experiment], failed)
+    found = "policy_check/structure/sampler"
+    assert run.data.metrics[found] > 100 * run.data.metrics[f"{found}_tolerance"]
