@@ -92,9 +92,10 @@ class TransformersEngine:
     @contextmanager
     def _own_cache(self, drawing: Drawing, paths: int) -> Iterator[OwnCacheSession]:
         config = self.model.config
-        ways.say(config.get_text_config(decoder=True).model_type)
+        abilities = ways.abilities_of(config)
+        ways.say(config.get_text_config(decoder=True).model_type, abilities)
         with time_steps.bounded(self.model):
-            yield OwnCacheSession(OwnPass(self.model, ways.abilities_of(config)), drawing, paths)
+            yield OwnCacheSession(OwnPass(self.model, abilities), drawing, paths)
 
     def release(self) -> None:
         """Do nothing: no GPU memory is held between sessions."""

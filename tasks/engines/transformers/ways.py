@@ -52,10 +52,16 @@ def abilities_of(config: Any) -> Abilities:
 
 
 @cache
-def say(family: str) -> None:
-    """Say once how the policies of a family are sampled."""
+def say(family: str, abilities: Abilities) -> None:
+    """Say once how the policies of a family are sampled, and why."""
+    how = "over transformers' own caches"
+    if not abilities.cached:
+        how = "without a cache, the whole context for each token, which is slow"
+    elif not abilities.several:
+        how += ", and what is new in a context is computed a token at a time"
     LOG.warning(
-        "the policy is a %s, which is sampled over transformers' own cache: slower than the "
-        "families of tasks/engines/transformers/ways.py, RAGGED",
+        "the policy (%s) is sampled %s: the faster cache of keys and values is right for families "
+        "of full attention or known windows (tasks/engines/transformers/ways.py, RAGGED)",
         family,
+        how,
     )

@@ -3,14 +3,19 @@
 Tiny random models, whose logits spread and whose contexts are longer than windows and chunks.
 """
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
+from params.schema.base import Machine
 from tasks.engines.contract import SamplingRequest
 from tasks.engines.transformers.own_cache import OwnCacheSession
+from tasks.engines.transformers.serve import Served
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy.lean_transformers import transformers
+from tasks.policy.load_model import save_model
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 VOCABULARY, WINDOW = 96, 12
@@ -182,3 +187,67 @@ def test_a_turn_does_not_depend_on_its_neighbours(engine):
         assert same.tokens.tolist() == sample.tokens.tolist()
         assert same.stopped == sample.stopped
         np.testing.assert_allclose(same.logprobs, sample.logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def convolved(tokenizer):
+    """A policy with a state, whose tokens are those of a tokenizer."""
+    torch.manual_seed(0)
+    changes = {**SIZES, **FAMILIES["lfm2"], "vocab_size": len(tokenizer)}
+    config = CONFIGS["lfm2"](**changes)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def sampled(engine, tokens):
+    with engine.session(1, 60, 0.9, 1.0, []) as session:
+        return session.sample([SamplingRequest(session.open(), tokens, 7, 12)])[0]
+
+
+def test_no_state_outlives_a_change_of_weights(convolved, tokenizer):
+    model = copy.deepcopy(convolved)
+    engine, tokens = TransformersEngine(model, tokenizer), text(20, 0)
+    before = sampled(engine, tokens)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    after = sampled(engine, tokens)
+    fresh = sampled(TransformersEngine(copy.deepcopy(model), tokenizer), tokens)
+    assert after.tokens.tolist() == fresh.tokens.tolist()
+    assert after.logprobs.tolist() == fresh.logprobs.tolist() != before.logprobs.tolist()
+
+
+def test_a_server_gives_what_the_engine_gives(convolved, tokenizer, tmp_path):
+    model = copy.deepcopy(convolved)
+    save_model(model, tmp_path / "first")
+    tokenizer.save_pretrained(tmp_path / "first")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    save_model(model, tmp_path / "second")
+    tokenizer.save_pretrained(tmp_path / "second")
+    machine = Machine(threads=1, device="cpu", precision="float32")
+    served, tokens = Served(machine, tmp_path / "first"), text(20, 0)
+    turn = {"token_ids": tokens.tolist(), "max_tokens": 12, "seed": 7}
+    body = {"turns": [turn], "temperature": 0.9, "top_p": 1.0, "stop": []}
+    for policy, name in ((convolved, "first"), (model, "second")):
+        served.load_folder(str(tmp_path / name), name)
+        [choice] = served.generate(body)
+        here = sampled(TransformersEngine(policy, tokenizer), tokens)
+        logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
+        assert choice["token_ids"] == here.tokens.tolist()
+        np.testing.assert_allclose(logprobs, here.logprobs, rtol=0, atol=1e-5)
+
+
+def test_paths_are_counted_and_a_turn_too_long_is_refused(convolved, tokenizer):
+    with TransformersEngine(convolved, tokenizer).session(2, 30, 1.0, 1.0, []) as session:
+        first = session.open()
+        session.fork(first)
+        with pytest.raises(RuntimeError, match="all 2 paths"):
+            session.open()
+        with pytest.raises(ValueError, match="the session has 30"):
+            session.sample([SamplingRequest(first, text(20, 0), 0, 11)])
+        session.close(first)
+        again = session.open()
+        [sample] = session.sample([SamplingRequest(again, text(20, 0), 0, 10)])
+        assert 1 <= len(sample.tokens) <= 10
+        assert session.sample([]) == []
