@@ -13,7 +13,7 @@ import yaml
 from params.schema.agent import Dialogue
 from params.schema.prepare import EnvironmentQuestions, Expert
 from tasks import scorers
-from tasks.dialects import open_dialect
+from tasks.dialects import contract, open_dialect
 from tasks.environments.episodes import open_worlds
 from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
@@ -122,6 +122,32 @@ class Tutor:
         end = "<think>%s</think><answer>\\\\boxed{7}</answer>" % self.thought
         return [(first, end), Trace(second, "none", [(end, True)])]
 """
+ONE_CALL = """
+from dataclasses import replace
+from tasks.dialects.contract import Turn
+from tasks.trees.tree import Call
+
+class Settings(Frozen):
+    word: str = "Well:"
+
+class Polite(TagsDialect):
+    def __init__(self, settings, tokenizer, dialogue, specs):
+        super().__init__(tokenizer, dialogue, specs)
+        self.word = settings.word
+
+    def read(self, prompt, turn, text, stopped):
+        read = super().read(prompt, turn, text, stopped)
+        return Turn("CALL of mine", read.call, read.said)
+
+    def call(self, turn):
+        return Call("python", turn)
+
+    def observe(self, prompt, turn, call, observation, limit):
+        polite = replace(observation, text=f"{self.word} {observation.text}")
+        return super().observe(prompt, turn, call, polite, limit)
+
+DIALECT = DialectKind(Settings, Polite)
+"""
 DEEP = """
 from params.schema.base import (
     Flag, Float, Frozen, Integer, NonNegative, Positive, PositiveFloat, Probability
@@ -225,9 +251,28 @@ def test_dialect(mine, tokenizer):
     settings = named.find("dialect", name).held.settings(word="Here:")
     limits = {"turn_tokens": 64, "result_tokens": 64, "response_tokens": 512, "tool_calls": 4}
     dialect = open_dialect({name: settings}, tokenizer, Dialogue(system="", **limits), [])
+    assert seen_by(dialect) == "<result>Here: 7</result>"
+
+
+def seen_by(dialect):
+    """Return what a dialect writes for a turn of one call."""
     none = np.zeros(0, np.int32)
-    text, _ = dialect.observe(none, none, Call("python", "7"), Observation("ok", "7"), 60)
-    assert text == "<result>Here: 7</result>"
+    exchange = contract.Exchange(none, "", (Call("python", "7"),), (Observation("ok", "7"),))
+    text, _ = contract.observed(dialect, none, none, exchange, 60)
+    return text
+
+
+def test_dialect_that_observes_one_call(own, tokenizer):
+    """As before turns had several."""
+    file = own(BEFORE["dialects"] + ONE_CALL)
+    settings = named.find("dialect", f"{file}:DIALECT").held.settings(word="Here:")
+    limits = {"turn_tokens": 64, "result_tokens": 64, "response_tokens": 512, "tool_calls": 4}
+    layout = Dialogue(system="", **limits)
+    dialect = open_dialect({f"{file}:DIALECT": settings}, tokenizer, layout, [])
+    assert seen_by(dialect) == "<result>Here: 7</result>"
+    read = dialect.read(np.zeros(0, np.int32), np.zeros(0, np.int32), "<python>7</python>", "stop")
+    assert read.calls == (Call("python", "7"),) and read.outcome == "CALL of mine"
+    assert contract.calls_in(dialect, "anything") == (Call("python", "anything"),)
 
 
 def test_expert(mine):
