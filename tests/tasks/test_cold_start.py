@@ -21,6 +21,7 @@ from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, SubStep, newest_checkpoint
+from tasks.policy.load_model import load_tokenizer
 from tasks.trees.tables import write_table
 from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
@@ -100,6 +101,27 @@ def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
             logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
             terms += [-logprobs[t - 1, tokens[t]] for t, own in enumerate(row["trained"]) if own]
     assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+
+
+def test_rows_without_a_token_are_not_trained(initial, folder):
+    """And the policy is that of the same training without them."""
+    model = AutoModelForCausalLM.from_pretrained(initial)
+    tokens = model.config.vocab_size
+    model.resize_token_embeddings(tokens + 20, mean_resizing=False)
+    padded = folder / "padded"
+    model.save_pretrained(padded)
+    load_tokenizer(initial).save_pretrained(padded)
+    short = SETTINGS.model_copy(update={"steps": 2, "weight_decay": 0.0})
+    trained = [
+        AutoModelForCausalLM.from_pretrained(
+            artifacts.output(train(policy, made_traces(), short), "policy").path
+        ).get_input_embeddings()
+        for policy in (padded, initial)
+    ]
+    before = model.get_input_embeddings().weight
+    assert torch.equal(trained[0].weight[tokens:], before[tokens:])
+    assert torch.allclose(trained[0].weight[:tokens], trained[1].weight, atol=1e-6)
+    assert not torch.allclose(trained[1].weight, before[:tokens], atol=1e-4)
 
 
 def test_an_observed_token_that_nothing_follows_changes_nothing(initial, folder):
