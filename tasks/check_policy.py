@@ -57,7 +57,6 @@ VOLATILE = {  # keys of a config that decide nothing of a pass
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
     *("use_cache", "_attn_implementation_autoset"),
 }
-ROUTES = {"learner": "log-probabilities", "gradient": "gradient", "sampler": "log-probabilities"}
 
 
 class PolicyCheckError(ValueError):
@@ -159,8 +158,7 @@ def check_policy(
     with _told(config, inputs):
         structure, uncopied = structure_of(config, inputs)
         structured = perf_counter()
-        exact = inputs.machine.model_copy(update={"precision": "float32"})
-        machine = exact if uncopied else inputs.machine
+        machine = _exact(inputs.machine) if uncopied else inputs.machine
         precision = precision_of(learner, policy, inputs, machine, rows)
     checks = {"structure": structure, "precision": precision}
     metrics = metrics_of(checks)
@@ -212,7 +210,7 @@ def structure_of(config: Any, inputs: PolicyCheckInputs) -> tuple[Findings, str]
         model = small_copy.small_copy(config, inputs.context, SEED)
     except ValueError as error:
         return {}, str(error)
-    machine = inputs.machine.model_copy(update={"precision": "float32"})
+    machine = _exact(inputs.machine)
     model = model.to(torch.device(machine.device))
     room = _room(model.config, inputs.context, 128)
     vocabulary = np.arange(3, model.get_output_embeddings().weight.shape[0], dtype=np.int32)
@@ -280,28 +278,37 @@ def precision_of(
     finally:
         opened.release()
         del opened
-    exact = machine.model_copy(update={"precision": "float32"})
     was_training = model.training
     model.eval()
-    plain = agreement.by_rows(model, tree, exact)
+    plain = agreement.by_rows(model, tree, _exact(machine))
     own, of_sampler = _own_rounding(model, tree, plain, machine, inputs.served)
     learned = agreement.largest(agreement.by_learner(model, tree, machine), plain)
     sampled = agreement.largest(agreement.by_sampler(tree), plain)
     with agreement.vectors_alone(model):
-        of_rows = agreement.gradient_by_rows(model, tree, exact)
-        own_gradient = 0.0
-        if machine.precision != "float32":
-            low = agreement.gradient_by_rows(model, tree, machine)
-            own_gradient = agreement.apart(low, of_rows)
-        gradient = agreement.apart(agreement.gradient_by_learner(model, tree, machine), of_rows)
+        gradient = _gradient(model, tree, machine)
     model.train(was_training)
     elsewhere = inputs.served or (engine.kind == "vllm" and machine.device == "cuda")
     least = TOLERANCES[torch.float32] if elsewhere else PRECISION
     return {
         "learner": Found(learned, max(PRECISION, TIMES * own)),
-        "gradient": Found(gradient, max(PRECISION_GRADIENT, TIMES * own_gradient)),
+        "gradient": gradient,
         "sampler": Found(sampled, max(least, TIMES * of_sampler)),
     }
+
+
+def _gradient(model: Any, tree: Tree, machine: Machine) -> Found:
+    """Hold the learner's gradient in a machine's precision against that of rows in float32."""
+    rows = agreement.gradient_by_rows(model, tree, _exact(machine))
+    own = 0.0
+    if machine.precision != "float32":
+        own = agreement.apart(agreement.gradient_by_rows(model, tree, machine), rows)
+    learned = agreement.apart(agreement.gradient_by_learner(model, tree, machine), rows)
+    return Found(learned, max(PRECISION_GRADIENT, TIMES * own))
+
+
+def _exact(machine: Machine) -> Machine:
+    """Return the machine with passes in float32."""
+    return machine.model_copy(update={"precision": "float32"})
 
 
 def _own_rounding(
@@ -315,9 +322,8 @@ def _own_rounding(
     if machine.precision == "float32" and not served:
         return own, own
     low = machine.model_copy(update={"precision": "bfloat16"})
-    exact = machine.model_copy(update={"precision": "float32"})
     cast = resident.to_sample(model, low).eval()
-    return own, agreement.largest(agreement.by_rows(cast, tree, exact), plain)
+    return own, agreement.largest(agreement.by_rows(cast, tree, _exact(machine)), plain)
 
 
 def ordinary(tokenizer: Any, ids: token_ids.TokenIds) -> NDArray[np.int32]:
