@@ -38,11 +38,23 @@ OF_A_STATE = re.compile(  # keys of a config that lists no kinds of layers
 )
 OF_A_CONVOLUTION = re.compile("^conv_(kernel|l_cache|dim)|^conv1d")
 RECURRENT = ("rwkv", "xlstm")  # architectures whose config has no such key
-WINDOWED = {  # architectures that tell their attention of their windows; each is tried in a test
-    *("cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "laguna"),
-    *("ministral", "ministral3", "mistral", "mixtral", "olmo3", "phi3", "qwen2", "qwen3"),
-    *("qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+# Architectures that learn as trees. ``python -m benchmarks.families`` tries each.
+WINDOWED = {  # they tell their attention of their windows
+    *("afmoe", "cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text"),
+    *("gemma4_text", "gemma4_unified_text", "laguna", "ministral", "ministral3", "mistral"),
+    *("mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"),
+    *("vaultgemma",),
 }
+PLAIN_ATTENTION = {  # they pass to their attention what they get
+    *("apertus", "arcee", "aria_text", "bitnet", "cohere", "diffllama", "ernie4_5"),
+    *("ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
+    *("gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "llama", "mellum"),
+    *("minimax_m2", "nanochat", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi", "seed_oss"),
+    *("solar_open",),
+}
+CHUNKED = {"llama4_text"}  # attention finds their chunks in their config
+WRAPPING = {"gemma3", "gemma4", "gemma4_unified"}  # they pass on what they get to one of the above
 INSTEAD = "take a causal language model of text, such as one of Llama, Qwen or Mistral"
 NO_POLICIES = {  # architectures that transformers lists as causal language models all the same
     "blt": "which reads patches of bytes in place of tokens",
@@ -58,12 +70,7 @@ DECODES = ("is_decoder", "causal")  # keys of encoders that may also be made cau
 CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # which they have no effect on
 BY_LENGTH = ("dynamic", "longrope")  # positions that are scaled by the length of the context
 TREES, ROWS = "trees", "rows"  # the forms in which a policy learns
-PLAIN_ATTENTION = {  # architectures that pass to their attention what they get; each is tried
-    *("apertus", "arcee", "cohere", "ernie4_5", "gemma", "glm", "glm4", "glm4_moe", "gpt2"),
-    *("granite", "hunyuan_v1_dense", "llama", "minimax_m2", "olmo2", "olmoe", "opt", "phi"),
-    *("seed_oss",),
-}
-CHUNKED = {"llama4_text"}
+WRAPPED_BY = "wrapped_by"  # key of what ``described`` returns: the architecture of the whole
 TEXT = ("text_config", "llm_config", "language_config")  # of a policy of several kinds of input
 PLAIN = ("llama", "qwen2", "qwen3", "qwen3_moe")  # whose config.json says all by itself
 
@@ -142,6 +149,9 @@ def learner_form(config: Mapping[str, Any], context: int | None = None) -> Learn
     """
     text = _of_text(config)
     kind = str(text.get("model_type"))
+    wrapping = text.get(WRAPPED_BY, kind)
+    if wrapping != kind and wrapping not in WRAPPING:
+        return LearnerForm(ROWS, f"the architecture {wrapping}")
     if kind not in PLAIN_ATTENTION | WINDOWED | CHUNKED:
         return LearnerForm(ROWS, _layers_without(text, kind))
     longest = context or _number(text.get("max_position_embeddings"))
@@ -185,7 +195,8 @@ def described(config: Any) -> dict[str, Any]:
     """Return a config of transformers as a mapping, with the kinds of layers that it works out."""
     text = config.get_text_config(decoder=True)
     lists = {name: getattr(text, name, None) for name in NAMED}
-    return {**text.to_dict(), **{name: kinds for name, kinds in lists.items() if kinds}}
+    known = {name: kinds for name, kinds in lists.items() if kinds}
+    return {**text.to_dict(), **known, WRAPPED_BY: config.model_type}
 
 
 # ---------------------------------------------------------------- reading a config

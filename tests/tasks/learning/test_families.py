@@ -1,19 +1,24 @@
 """Tiny random models of many architectures: trees give what the model's own pass over rows gives.
 
-Windows are shorter than the contexts, and logits spread by more than 1.
+Windows are shorter than the contexts, and logits spread by more than 1. What has no form on trees
+learns from rows; ``python -m benchmarks.families`` holds every family to the same.
 """
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import families
+from params.schema.base import Machine
 from tasks.engines.contract import SamplingRequest
 from tasks.engines.transformers.transformers_engine import TransformersEngine
-from tasks.learning.attention import FLEX, GATHERED, attending
-from tasks.learning.packing import forest, lay_out
+from tasks.learning import passes
+from tasks.learning.attention import FLEX, GATHERED, ROWS, attending, form_of
+from tasks.learning.packing import forest, lay_out, row_batches
 from tasks.policy import layer_kinds
 from tasks.policy.lean_transformers import transformers
-from tasks.policy.logits import head_of
+from tasks.policy.logits import backbone_of, head_of
+from tasks.policy.small_copy import small_copy
 from tests.trees import credited, random_tree
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
@@ -28,6 +33,11 @@ MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_at
 LAST = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 EVERY = {"sliding_window": WINDOW}
+CHUNKS = {
+    **{"attention_chunk_size": WINDOW, "layer_types": ["chunked_attention", "full_attention"]},
+    **{"no_rope_layers": [1, 0], "attn_temperature_tuning": True, "floor_scale": 16},
+    **{"num_local_experts": 2, "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2},
+}
 FAMILIES = {
     # what their forward pass does to the logits: scaled, divided, bounded
     "cohere": {"logit_scale": 0.5},
@@ -54,6 +64,8 @@ FAMILIES = {
     "smollm3": {**MIXED, "use_sliding_window": True},
     "starcoder2": EVERY,
     "vaultgemma": {**MIXED, "attn_logit_softcapping": 2.0},
+    # chunks, and queries that grow with their position
+    "llama4_text": CHUNKS,
 }
 BOUNDED = ("gemma2", "vaultgemma")  # their scores of attention, which sdpa would leave out
 
@@ -86,7 +98,7 @@ def made():
 
 def logits_of_forest(model, made, form):
     with attending(model, form):
-        states = model.base_model(
+        states = backbone_of(model)(
             input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
         ).last_hidden_state[0]
     logits, start, by_leaf = head_of(model)(states), 0, []
@@ -163,4 +175,101 @@ def test_the_sampler_reports_the_log_probabilities_of_a_plain_pass(kind, monkeyp
 
 def test_every_architecture_whose_windows_are_sound_is_tried_here():
     windows = {kind for kind, changes in FAMILIES.items() if "sliding_window" in changes}
-    assert windows == layer_kinds.WINDOWED
+    copies = {"afmoe", "gemma4_text", "gemma4_unified_text"}  # small ones, below
+    assert windows | copies == layer_kinds.WINDOWED
+    assert {kind for kind in FAMILIES if FAMILIES[kind] is CHUNKS} == layer_kinds.CHUNKED
+
+
+# ---- rows
+
+
+@pytest.mark.parametrize(
+    "kind, learner",
+    [
+        ("qwen3_5_text", "rows"),  # a state from token to token
+        ("lfm2", "rows"),  # a convolution
+        ("deepseek_v3", "rows"),  # latent attention
+        ("gpt_oss", "rows"),  # sinks
+        ("afmoe", "trees"),  # windows
+        ("gemma4_text", "trees"),  # windows, and heads whose size differs by layer
+        ("gemma4_unified_text", "trees"),
+        ("bart", "refused: which has an encoder and a decoder"),
+    ],
+)
+def test_a_family_learns_and_samples_as_its_own_pass(kind, learner):
+    """As ``python -m benchmarks.families`` measures it."""
+    family = families.family(kind)
+    assert (family.learner, family.fault) == (learner, "")
+    assert family.found.keys() == ({"learner", "gradient", "sampler"} if family.layers else set())
+    assert all(found.holds for found in family.found.values()), families.row_of(family)
+
+
+@pytest.fixture(scope="module")
+def recurrent():
+    """A model with a convolution, in evaluation mode."""
+    return small_copy(families.config_of("lfm2"), 2**20)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    """Credited trees with fresh prompts, and their forest."""
+    trees = [credited(random_tree(seed, 5, VOCABULARY, fresh=0.5)) for seed in range(3)]
+    return trees, forest([lay_out(tree, range(5)) for tree in trees], "cpu")
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_end_at_fresh_prompts_and_padding_changes_nothing(
+    together, recurrent, fresh, monkeypatch
+):
+    _, packed = fresh
+    monkeypatch.setattr(passes, "together", lambda: together)
+    slots = torch.arange(packed.tokens.shape[1])
+    with torch.no_grad():
+        states = passes.states(backbone_of(recurrent), packed, slots)
+        start = 0
+        for layout in packed.layouts:
+            for context in layout.contexts:
+                own = backbone_of(recurrent)(torch.from_numpy(layout.tokens[context])[None])
+                torch.testing.assert_close(
+                    states[start + context], own.last_hidden_state[0], rtol=0, atol=1e-4
+                )
+            start += len(layout.tokens)
+
+
+def test_rows_that_are_recomputed_have_the_same_gradient(recurrent, fresh):
+    def gradient(recompute):
+        recurrent.zero_grad()
+        with passes.recomputing(recurrent, recompute):
+            passes.states(backbone_of(recurrent), fresh[1]).square().sum().backward()
+        return {n: w.grad.clone() for n, w in recurrent.named_parameters() if w.grad is not None}
+
+    kept, again = gradient(recompute=False), gradient(recompute=True)
+    assert kept.keys() == again.keys() and len(kept) > 10
+    for name, value in kept.items():
+        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_pass_has_so_many_tokens_of_rows(recurrent, fresh):
+    """Also where a tree is cut between its leaves."""
+    trees, _ = fresh
+    cost = passes.training_cost(recurrent, form_of(recurrent, "cpu"))
+    machine = Machine(threads=1, device="cpu", precision="float32")
+    batch = [(tree, range(5)) for tree in trees]
+    for most in (60, 120, 10_000):
+        lanes = passes.forests_of_lanes(batch, most, cost, machine)
+        packed = [part for lane in lanes for part in lane]
+        assert sum(len(layout.leaves) for part in packed for layout in part.layouts) == 15
+        for part in packed:
+            computed = sum(len(one) * max(map(len, one)) for one in row_batches(part.layouts))
+            assert computed == cost.tokens(part.layouts)
+            assert computed <= most or sum(len(layout.leaves) for layout in part.layouts) == 1
+    assert form_of(recurrent, "cuda") == ROWS
+
+
+def test_the_price_of_rows_is_said(recurrent, fresh):
+    trees, packed = fresh
+    said = passes.price_of_rows(recurrent, trees)
+    rows = sum(len(row) for layout in packed.layouts for row in layout.rows)
+    assert "(1 of 2 layers conv)" in said and f"computes {rows} tokens" in said
+    assert f"instead of {packed.tokens.shape[1]}, " in said
+    assert passes.price_of_rows(model_of("qwen3"), trees) == ""

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks import families
 from params.schema.reinforce import Lora
 from tasks.learning import learner_group
 from tasks.learning.learner_group import HERE, open_learners
+from tasks.policy.small_copy import small_copy
 from tests import learner_processes as work
 from tests.launch_learners import forked_learners
 from tests.learners import OWN, ROWS, SETTINGS, SHARED, made_trees
@@ -121,6 +123,20 @@ def alone(folder):
 @pytest.mark.parametrize("name", ROWS)
 def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, together, alone):
     agree(together[name], alone[name])
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory, tokenizer):
+    """A policy with a convolution, which learns from rows."""
+    folder = tmp_path_factory.mktemp("rows") / "policy"
+    small_copy(families.config_of("lfm2"), 2**20).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_rows_are_learned_as_in_one_process(two, of_rows):
+    """Each process makes one pass a forest, however its rows differ in length."""
+    same_as_one_process(two, of_rows, made_trees(5), "grpo")
 
 
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])

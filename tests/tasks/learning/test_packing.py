@@ -282,3 +282,32 @@ def test_uncredited_tree_has_zero_credit():
     made = uncredited(tree)
     assert [len(credit.advantages) for credit in made.credits] == lengths(tree)
     assert not any(credit.advantages.any() for credit in made.credits)
+
+
+# ---------------------------------------------------------------- rows
+
+
+@given(trees)
+def test_rows_are_the_contexts_that_no_other_begins_with(source):
+    layout = lay_out(source, range(len(source.tree.leaves)))
+    rows = [tuple(layout.tokens[row]) for row in layout.rows]
+    contexts = {tuple(layout.tokens[context]) for context in layout.contexts}
+    longest = {c for c in contexts if not any(o != c and o[: len(c)] == c for o in contexts)}
+    assert sorted(rows) == sorted(longest)
+    assert {*np.concatenate(layout.rows).tolist()} == {*range(len(layout.tokens))}
+
+
+@given(st.lists(trees, min_size=1, max_size=3))
+def test_rows_are_padded_to_rows_of_a_similar_length(sources):
+    layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
+    rows = sum(len(layout.rows) for layout in layouts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "ROW_TOKENS", 4)
+        batches = packing.row_batches(layouts)
+        assert sum(map(len, batches)) == rows
+        for batch in batches:
+            padded, real = len(batch) * max(map(len, batch)), sum(map(len, batch))
+            assert padded <= max(packing.PADDING * real, real + 4)
+        (together,) = packing.row_batches(layouts, together=True)
+        assert len(together) == rows
+        assert packing.row_tokens(layouts, True) == rows * max(map(len, together))

@@ -71,6 +71,7 @@ WINDOWED = {
     "gemma2": {},
     "gemma3": {},
     "gemma3_text": {},
+    "gemma4": {},
     "olmo3": {},
     "mistral": {},
     "ministral": {},
@@ -111,6 +112,7 @@ def test_the_reason_counts_the_layers():
     assert form_of("qwen3_next").reason == "36 of 48 layers linear_attention"
     assert form_of("lfm2", **CONVOLVED["lfm2"]).reason == "1 of 2 layers conv"
     assert form_of("deepseek_v3").reason == "the architecture deepseek_v3"
+    assert form_of("got_ocr2") == ("rows", "the architecture got_ocr2")  # around Qwen2
 
 
 def told(kind):
