@@ -36,7 +36,8 @@ ABILITIES = {  # of families whose own pass cannot do all
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), WHOLE),
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "minimax", "zamba"), ONE_BY_ONE),
     **dict.fromkeys(("roformer", "trocr"), EQUAL),
-    "llama4_text": EQUAL,  # it scales queries by their place in the cache
+    # they scale queries by their place in the cache
+    **dict.fromkeys(("inkling_text", "llama4_text"), EQUAL),
 }
 
 
