@@ -159,7 +159,10 @@ class NativeDialect:
         return False
 
     def _may_call_together(self) -> bool:
-        """Return whether the family's format has turns of several calls, each with its result."""
+        """Return whether the family's format has turns of several calls, each with its result.
+
+        gpt-oss has none: its agents end a turn with the mark that ends a call.
+        """
         names = [self.call_id("probe", number) for number in range(2)]
         results = [
             {"role": "tool", "name": "probe", "tool_call_id": name, "content": f"result of {name}"}
@@ -171,7 +174,9 @@ class NativeDialect:
             places = [
                 text.find(f"{word} {name}") for word in ("input", "result of") for name in names
             ]
-            return places[0] >= 0 and places == sorted(set(places))
+            *said, _ = self._turn(dialogue[1], [family.PROBE_TOOL])
+            in_order = places[0] >= 0 and places == sorted(set(places))
+            return in_order and not any(token in self.ends for token in said)
         return False
 
     def _marks_of_results(self) -> set[str]:

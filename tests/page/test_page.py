@@ -1,11 +1,13 @@
 """The page of a run in a browser: what it shows, how to walk it, that it is safe and offline."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from flows.pages import forest, page_file
+from tasks.trees.tree import CallResult
 from tests.page.conftest import RECIPE
 
 HOSTILE = (
@@ -101,6 +103,22 @@ def test_siblings_stand_beside_each_other_and_calls_in_cards(opened, file):
     assert "ΔH = 0.25 − 0.1 = +0.15; P = 0.5 + 0.2 × ΔH = 0.53, P > 0.5; 2 branches" in shown.text(
         "decisions"
     )
+
+
+def test_each_call_of_a_turn_has_a_card(opened, written, grown):
+    tree = grown("q00")
+    results = (
+        CallResult("call_0", "python", "ok", "2+2", "4"),
+        CallResult("call_1", "search", "no_results", HOSTILE, "nothing"),
+    )
+    tree.nodes[1] = replace(tree.nodes[1], results=results)
+    shown = opened(written([[tree]]), "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    cards = shown.run(
+        "return [...document.querySelectorAll('.call')].map(card => "
+        "[...card.children].map(part => part.textContent))"
+    )
+    assert cards == [["python · ok", "2+2", "4"], ["search · no_results", SHOWN, "nothing"]]
+    assert "python + search" in shown.text("icicle")
 
 
 def test_tints_follow_the_values(opened, file):

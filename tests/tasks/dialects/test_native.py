@@ -272,7 +272,8 @@ def test_a_turn_goes_on_in_the_thought_that_a_template_opens(name):
 
 # ---- several calls in one turn
 
-TOGETHER = ("qwen3", "glm-4.5")  # Llama 3's format has one call a turn
+# Llama 3's format has one call a turn; the others are as the models bring them
+TOGETHER = ("qwen3", "glm-4.5", "qwen3-published", "qwen3.5", "gemma-4")
 
 
 def together(seed):

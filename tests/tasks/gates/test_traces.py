@@ -202,3 +202,32 @@ def test_call_ends_with_one_closed_pair(pieces):
     inside = turn.partition("<python>")[2].removesuffix("</python>")
     sound = turn.endswith("</python>") and "<" not in inside and "<" not in turn.partition("<p")[0]
     assert (traces.call_fault([turn, ""], ["python"]) == "") == sound
+
+
+TWICE = ("<think>t</think><python>1</python>\n<python>2</python>", True)
+SECOND = ("<result>4</result>", False)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ([TWICE, RESULT, SECOND, ANSWER], ""),
+        ([TWICE, RESULT, SECOND, CALL, RESULT, ANSWER], ""),
+        (PARTS, ""),
+        ([TWICE, RESULT, ANSWER], "before 1 results"),
+        ([CALL, RESULT, SECOND, ANSWER], "before 2 results"),
+        ([RESULT, SECOND, ANSWER], "part 0 is a tool result out of turn"),
+        ([TWICE, RESULT, SECOND], "ends with a tool result"),
+        ([(TWICE[0].replace("2<", "2<python><"), True), RESULT, SECOND, ANSWER], "the tags"),
+        ([(TWICE[0].replace(">2", ">2</python>x"), True), RESULT, SECOND, ANSWER], "the tags"),
+    ],
+)
+def test_a_turn_may_make_several_calls_where_the_dialect_has_them(parts, fault):
+    found = traces.trace_fault(parts, ["python"], several=True)
+    assert fault in found and bool(found) == bool(fault)
+    assert traces.trace_fault(parts, ["python"]) or parts == PARTS
+    table = good()
+    table.at[5, "parts"], table.at[5, "text"] = parts, "".join(text for text, _ in parts)
+    prepared = traces.prepare(table, TRAINING, ["python"], several=True)
+    row = prepared.xs(5, level="trace").iloc[0]
+    assert bool(row["parts_fault"] or row["call_fault"]) == bool(fault)

@@ -214,3 +214,27 @@ def test_long_files_are_run_a_part_at_a_time():
 )
 def test_same_result(stated, outcome, returned, same):
     assert written.same_result(stated, Observation(outcome, returned)) is same
+
+
+def test_results_of_several_calls_are_compared_each_with_its_own():
+    turn = "<think>a</think><book>Rom</book>\n<python>1</python><python>2</python>"
+    parts = written.read_parts(
+        f"{turn}<result>x</result>\n <result>1</result><result>3</result>{END}"
+    )
+    assert parts == [
+        (turn, True),
+        *((f"<result>{each}</result>", False) for each in ("x", "1", "3")),
+        (END, True),
+    ]
+    asked = []
+
+    def tools(calls):
+        asked.extend(calls)
+        return [Observation("ok", call.argument) for call in calls]
+
+    traces = [Trace(question(1), "none", parts)]
+    kept, dropped = written.check(traces, {}, ["python"], tools, lambda *_: True)
+    assert [call.argument for call in asked] == ["1", "2"] and kept == []
+    assert dropped == [
+        Dropped("q1", "tool_result_differs", f"{traces[0].place}: python returns '2', not '3'")
+    ]
