@@ -1,7 +1,9 @@
 """Hold every family of causal language models against its own forward pass, and write the table.
 
-    python -m benchmarks.families            every family, to docs/families.md (some ten minutes)
-    python -m benchmarks.families lfm2 opt   these alone, to the screen
+    python -m benchmarks.families            every family (some ten minutes)
+    python -m benchmarks.families lfm2 opt   these alone
+
+Each row is printed and replaced in docs/families.md.
 
 Each is a small copy with random weights (tasks/policy/small_copy.py): a layer of each kind, and
 contexts that are longer than its windows and chunks. It goes through the check that each run begins
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,55 +150,58 @@ def _number(found: Found) -> str:
     return text if found.holds else f"**{text}**"
 
 
-def table(families: Sequence[Family]) -> str:
-    """Return the table of families, in Markdown."""
+def table(rows: Mapping[str, str]) -> str:
+    """Return the table of rows by family, in Markdown."""
     names = ("family", "layers", "learner", "log-probabilities", "gradient")
     head = f"| {' | '.join((*names, 'sampler', 'log-probabilities'))} |"
-    return "\n".join([head, "|---|---|---|---:|---:|---|---:|", *map(row_of, families)])
+    ordered = [row for _, row in sorted(rows.items())]
+    return "\n".join([head, "|---|---|---|---:|---:|---|---:|", *ordered])
 
 
-def summary(families: Sequence[Family]) -> str:
-    """Return how many families there are of each kind."""
-    measured = [each for each in families if each.found]
-    right = [each for each in measured if all(found.holds for found in each.found.values())]
-    refused = sum(each.learner.startswith("refused") for each in families)
-    forms = [sum(each.learner == form for each in right) for form in ("trees", "rows")]
-    unknown = [each.name for each in families if each.fault]
-    wrong = [each.name for each in measured if each not in right]
+def summary(rows: Mapping[str, str]) -> str:
+    """Return how many families there are of each kind, and which are not as they should be."""
+    refused = [name for name, row in rows.items() if "| refused" in row]
+    unknown = sorted(name for name, row in rows.items() if "not measured" in row)
+    wrong = sorted(name for name, row in rows.items() if "**" in row)
+    right = [name for name in rows if name not in {*refused, *unknown, *wrong}]
+    trees = sum("| trees |" in rows[name] for name in right)
     line = (
-        f"Of the {len(families)} families that transformers {transformers.__version__} lists as "
-        f"causal language models, {len(right)} are within the tolerances ({forms[0]} as trees, "
-        f"{forms[1]} as rows) and {refused} are refused."
+        f"Of the {len(rows)} families here, of {len(FAMILIES)} that transformers "
+        f"{transformers.__version__} lists as causal language models, {len(right)} are within the "
+        f"tolerances ({trees} as trees, {len(right) - trees} as rows) and {len(refused)} are "
+        "refused."
     )
     if wrong:
         line += f" Beyond a tolerance, so that a run of them ends at its start: {', '.join(wrong)}."
     if unknown:
-        line += f" Not measured here, for want of a small copy: {', '.join(unknown)}."
+        line += f" Not measured: {', '.join(unknown)}."
     return line
 
 
-def write(families: Sequence[Family]) -> None:
+def written() -> dict[str, str]:
+    """Return the rows of the page by family."""
+    lines = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def write(rows: Mapping[str, str]) -> None:
     """Put the table into its page, below the text that is written by hand."""
     text = PAGE.read_text(encoding="utf-8").partition(BEGIN)[0]
-    PAGE.write_text(
-        f"{text}{BEGIN}\n\n{summary(families)}\n\n{table(families)}\n", encoding="utf-8"
-    )
+    PAGE.write_text(f"{text}{BEGIN}\n\n{summary(rows)}\n\n{table(rows)}\n", encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure families and print their rows; all of them also go to the page."""
+    """Measure families, print their rows, and replace them in the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     parser.add_argument("names", nargs="*", help="families, by model_type; all of them if none")
     names = parser.parse_args(arguments).names or sorted(FAMILIES)
     transformers.logging.set_verbosity_error()
     logging.getLogger("tasks").setLevel(logging.ERROR)
-    families = []
+    rows = written()
     for name in names:
-        families.append(family(name))
-        print(row_of(families[-1]), flush=True)
-    print(summary(families))
-    if len(families) == len(FAMILIES):
-        write(families)
+        rows[name] = row_of(family(name))
+        print(rows[name], flush=True)
+        write(rows)
 
 
 if __name__ == "__main__":
