@@ -32,9 +32,10 @@ def policy_of(kind, tokenizer, **changes):
     ).eval()
 
 
-def test_contexts_beyond_a_window_are_the_policys(engine, tokenizer, tmp_path):
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
+def test_contexts_beyond_a_window_are_the_policys(engine, tokenizer, tmp_path, kind):
     """Before an update, and after it in place; a context has up to 65 tokens."""
-    model = policy_of("gemma3_text", tokenizer, **WINDOW)
+    model = policy_of(kind, tokenizer, **WINDOW)
     processes = set()
     for name in ("first", "second"):
         made = save(model, tokenizer, tmp_path / name)

@@ -28,6 +28,7 @@ from tasks.policy import token_ids
 from tasks.policy.token_ids import TokenIds
 
 TIED = "tie_word_embeddings"
+HEAD = "ParallelLMHead"  # vLLM's class of a head
 Named = Iterable[tuple[str, Tensor]]
 
 
@@ -77,6 +78,19 @@ def leave_out(logits: Tensor, ids: TokenIds) -> None:
     if ids.holes:
         holes = torch.tensor(ids.holes, device=logits.device)
         logits.index_fill_(-1, holes, -math.inf)
+
+
+def pack_heads_again(model: Any) -> None:
+    """Have tied heads compute with the weights that the embeddings have now.
+
+    A model of several kinds of input has its head in one of its parts, and Gemma 2 has none beside
+    the embeddings, which vLLM packs by itself.
+    """
+    for part in list(model.modules()):
+        head = getattr(part, "lm_head", None)
+        if head is not None:
+            head.weight = part.model.embed_tokens.weight
+            head.quant_method.process_weights_after_loading(head)
 
 
 def experts_on_a_cpu(model: torch.nn.Module) -> bool:
@@ -173,11 +187,9 @@ class PolicyWorker:
             raise RuntimeError("vLLM takes no new weights of experts while it runs on a CPU")
         with left_as_they_were() as kinds:
             self.reload_weights(weights_iterator=untied_weights)  # a method of vLLM's worker
-        if others := sorted(kinds - ({type(model.lm_head).__name__} if tied else set())):
+        if others := sorted(kinds - ({HEAD} if tied else set())):
             raise RuntimeError(
                 f"vLLM does not take new weights of {' and '.join(others)} while it runs"
             )
         if tied:
-            head = model.lm_head
-            head.weight = model.model.embed_tokens.weight
-            head.quant_method.process_weights_after_loading(head)
+            pack_heads_again(model)
