@@ -12,9 +12,9 @@ import copy
 import importlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -209,70 +209,88 @@ def _positions(values: Mapping[str, Any], context: int) -> Values:
     return changed
 
 
+class LayerKeys(NamedTuple):
+    """The keys of a config that say something about each layer, by their form."""
+
+    flags: dict[str, Any]  # a list with an entry a layer
+    places: dict[str, Any]  # a list of numbers of layers
+    tables: dict[str, dict[int, Any]]  # number of a layer -> its own settings
+    firsts: dict[str, int]  # so many layers from the first on
+    lasts: dict[str, int]  # so many layers up to the last
+
+
 def _layers(values: Mapping[str, Any]) -> Values:
     """Return the keys that name layers, for one layer of each kind and at least two layers."""
     key = next((name for name in COUNTS if _number(values.get(name))), None)
     if key is None:
         return {}
+    if "attention_types" in values:  # GPT-Neo: a pattern, and how often it comes
+        kinds = sorted({*values["attention_layers"]})
+        return {key: len(kinds), "attention_types": [[kinds, 1]], "attention_layers": kinds}
     count = values[key]
-    flags = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, list | tuple) and len(value) == count and not _are_places(value, count)
-    }
-    places = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, list | tuple) and _are_places(value, count) and "layer" in name
-    } | {name: values[name] for name in ("full_attn_idxs",) if values.get(name)}
-    tables = {  # layer -> its own settings
-        name: {int(layer): own for layer, own in value.items()}
-        for name, value in values.items()
-        if name.startswith("per_layer") and isinstance(value, Mapping)
-    }
-    firsts = {name: values[name] for name in FIRST if _number(values.get(name))}
-    lasts = {name: values[name] for name in LAST if _number(values.get(name))}
-
-    def kind(layer: int) -> str:
-        return repr(
-            [
-                *(value[layer] for value in flags.values()),
-                *(layer in value for value in places.values()),
-                *(value.get(layer) for value in tables.values()),
-                *(layer < first for first in firsts.values()),
-                *(layer >= count - last for last in lasts.values()),
-            ]
-        )
-
-    kinds: dict[str, int] = {}
-    for layer in range(count):
-        kinds.setdefault(kind(layer), layer)
-    chosen = sorted(kinds.values())[:MOST_LAYERS]
-    if len(chosen) == 1 and count > 1:
-        chosen = [0, 1]
-    periods: Values = {name: period for name, period in PATTERNED.items() if name in values}
-    if "attention_types" in values:
-        flags.pop("attention_layers", None)
-        kinds_there = sorted({*values["attention_layers"]})
-        periods["attention_types"] = [[kinds_there, 1]]
-        periods["attention_layers"] = kinds_there
-        chosen = list(range(len(kinds_there)))
+    keys = _layer_keys(values, count)
+    chosen = _chosen(keys, count)
     return {
         key: len(chosen),
-        **{name: [value[layer] for layer in chosen] for name, value in flags.items()},
-        **{
-            name: [at for at, layer in enumerate(chosen) if layer in value]
-            for name, value in places.items()
-        },
-        **{
-            name: {at: value[layer] for at, layer in enumerate(chosen) if layer in value}
-            for name, value in tables.items()
-        },
-        **{name: sum(layer < first for layer in chosen) for name, first in firsts.items()},
-        **{name: sum(layer >= count - last for layer in chosen) for name, last in lasts.items()},
-        **periods,
+        **_for_layers(keys, chosen, count),
+        **{name: period for name, period in PATTERNED.items() if name in values},
         **({"max_window_layers": len(chosen)} if "max_window_layers" in values else {}),
     }
+
+
+def _layer_keys(values: Mapping[str, Any], count: int) -> LayerKeys:
+    lists = {name: value for name, value in values.items() if isinstance(value, list | tuple)}
+    places = {
+        name: value
+        for name, value in lists.items()
+        if name == "full_attn_idxs" or ("layer" in name and _are_places(value, count))
+    }
+    return LayerKeys(
+        flags={n: v for n, v in lists.items() if len(v) == count and not _are_places(v, count)},
+        places=places,
+        tables={
+            name: {int(layer): own for layer, own in value.items()}
+            for name, value in values.items()
+            if name.startswith("per_layer") and isinstance(value, Mapping)
+        },
+        firsts={name: values[name] for name in FIRST if _number(values.get(name))},
+        lasts={name: values[name] for name in LAST if _number(values.get(name))},
+    )
+
+
+def _chosen(keys: LayerKeys, count: int) -> list[int]:
+    """Return the first layer of each kind, at least two layers, in their order."""
+    kinds: dict[str, int] = {}
+    for layer in range(count):
+        kinds.setdefault(_kind(keys, layer, count), layer)
+    chosen = sorted(kinds.values())[:MOST_LAYERS]
+    return [0, 1] if len(chosen) == 1 and count > 1 else chosen
+
+
+def _kind(keys: LayerKeys, layer: int, count: int) -> str:
+    """Return everything that a config says of a layer, as text."""
+    said = [value[layer] for value in keys.flags.values()]
+    said += [layer in value for value in keys.places.values()]
+    said += [value.get(layer) for value in keys.tables.values()]
+    said += [layer < first for first in keys.firsts.values()]
+    said += [layer >= count - last for last in keys.lasts.values()]
+    return repr(said)
+
+
+def _for_layers(keys: LayerKeys, chosen: Sequence[int], count: int) -> Values:
+    """Return the keys as they are for the chosen layers alone."""
+    new: Values = {}
+    for name, value in keys.flags.items():
+        new[name] = [value[layer] for layer in chosen]
+    for name, value in keys.places.items():
+        new[name] = [at for at, layer in enumerate(chosen) if layer in value]
+    for name, value in keys.tables.items():
+        new[name] = {at: value[layer] for at, layer in enumerate(chosen) if layer in value}
+    for name, first in keys.firsts.items():
+        new[name] = sum(layer < first for layer in chosen)
+    for name, last in keys.lasts.items():
+        new[name] = sum(layer >= count - last for layer in chosen)
+    return new
 
 
 def _are_places(value: Any, count: int) -> bool:
