@@ -12,12 +12,14 @@ from contextlib import suppress
 from datetime import date
 from typing import Any
 
+from tasks.dialects.prompt_check import has_clock
 from tasks.trees.clock import formatted, template_clock
-from tasks.trees.markers import BREAK, FIRST_DAY, OTHER_DAY
+from tasks.trees.markers import BREAK
 
 AUTO = "auto"
 DEFAULT = "default"  # renders each turn anew by the chat template
 HARMONY = "gpt-oss"  # its library fetches a vocabulary of its own when it is first used
+HARMONY_TOKENS = {"<|channel|>", "<|message|>", "<|call|>", "<|return|>"}
 # How the library writes a date in its settings; without one, a family may ask the machine.
 DATES = {"conversation_start_date": "%Y-%m-%d", "date_string": "%d %b %Y"}
 # What vLLM calls the parser of a family's tool calls, and that of its thoughts.
@@ -173,6 +175,11 @@ def open_renderer(
     of the family.
     """
     quoting = QuotingTokenizer(tokenizer, day)
+    if canonical(name) in (AUTO, DEFAULT) and tokenizer.get_vocab().keys() >= HARMONY_TOKENS:
+        raise ValueError(
+            f"dialect.native.renderer {name} does not read the channels of {HARMONY}, in which the "
+            f"policy speaks: set it to {HARMONY}, or choose the dialect tags"
+        )
     if (name := canonical(name)) != AUTO:
         try:
             return name, _create(quoting, _dated(name, options, quoting))
@@ -207,18 +214,10 @@ def _dated(name: str, options: Mapping[str, Any], tokenizer: QuotingTokenizer) -
     A template may have a fixed date instead, which then is the library's own.
     """
     fields = DATES.keys() & type(config(name, {})).model_fields.keys()
-    if not fields or not (name == HARMONY or _has_clock(tokenizer.tokenizer)):
+    if not fields or not (name == HARMONY or has_clock(tokenizer.tokenizer)):
         return config(name, options)
     dates = {key: formatted(tokenizer.day, DATES[key]) for key in fields}
     return config(name, {**dates, **options})
-
-
-def _has_clock(tokenizer: Any) -> bool:
-    """Return whether a chat template shows the day."""
-    days = (QuotingTokenizer(tokenizer, day) for day in (FIRST_DAY, OTHER_DAY))
-    with suppress(Exception):  # a template raises what it likes
-        return len({each.apply_chat_template(_ASKED, tokenize=False) for each in days}) > 1
-    return False
 
 
 def _fitting(tokenizer: QuotingTokenizer, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -227,7 +226,7 @@ def _fitting(tokenizer: QuotingTokenizer, options: Mapping[str, Any]) -> Iterato
 
     known = MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
     for name in [known] if known else families():
-        if name == HARMONY and "<|channel|>" not in tokenizer.get_vocab():
+        if name == HARMONY:  # which is refused before
             continue
         equal = bool(known)
         with suppress(Exception):  # the library asserts that a family's tokens are there

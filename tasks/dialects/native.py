@@ -38,6 +38,7 @@ from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.prompt_check import (
     PROBE,
     Messages,
+    has_clock,
     prompt_faults,
     refuse,
     template_faults,
@@ -677,7 +678,9 @@ def open_native(
 
 def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:
     """Return what an inference server needs to speak the dialect."""
-    return family.serving(dialect.name, dialect.ends, dialect.stop_strings)
+    dated = dialect.name == family.HARMONY or has_clock(dialect.tokenizer)
+    shown = {"date": dialect.dialogue.date.isoformat()} if dated else {}
+    return family.serving(dialect.name, dialect.ends, dialect.stop_strings) | shown
 
 
 DIALECT = DialectKind(

@@ -14,6 +14,7 @@ from typing import Any
 
 from params.schema.agent import Dialogue
 from tasks.trees.dialogue import OPENED_THOUGHT, applied
+from tasks.trees.markers import FIRST_DAY, OTHER_DAY
 from tasks.trees.tree import Message, Question
 from tasks.trees.words import compatible
 
@@ -169,6 +170,14 @@ def unsound(tokenizer: Any) -> list[str]:
         f"the policy's chat template uses {' and '.join(drawing)}, so a prompt would be another "
         "one each time: correct the chat template of the policy's tokenizer"
     ]
+
+
+def has_clock(tokenizer: Any) -> bool:
+    """Return whether the prompts of a chat template show the day."""
+    asked = [{"role": "user", "content": PROBE.text}]
+    with suppress(Exception):  # of a template: any kind
+        return len({applied(tokenizer, asked, day) for day in (FIRST_DAY, OTHER_DAY)}) > 1
+    return False
 
 
 def drawn(template: str) -> set[str]:

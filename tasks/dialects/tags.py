@@ -18,7 +18,7 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn, several
-from tasks.dialects.prompt_check import PROBE, lacking_parts, refuse, template_faults
+from tasks.dialects.prompt_check import PROBE, has_clock, lacking_parts, refuse, template_faults
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -161,7 +161,9 @@ def open_tags(
 
 def serving(settings: Tags, dialect: TagsDialect) -> dict[str, Any]:
     """Return what an inference server needs to speak the dialect."""
-    return {"dialect": "tags", "stop": list(dialect.stop_strings), "tools": list(dialect.tools)}
+    told = {"dialect": "tags", "stop": list(dialect.stop_strings), "tools": list(dialect.tools)}
+    shown = {"date": dialect.dialogue.date.isoformat()} if has_clock(dialect.tokenizer) else {}
+    return told | shown
 
 
 DIALECT = DialectKind(Tags, open_tags, tags=talk.tags, serving=serving)

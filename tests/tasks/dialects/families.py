@@ -7,7 +7,10 @@ renderer of the library needs no template: ``for_renderer`` makes a tokenizer wi
 tokens that it asks for.
 """
 
+import base64
+import json
 import re
+import sys
 from dataclasses import dataclass
 from datetime import date
 from importlib.util import find_spec
@@ -22,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from tasks.dialects.family import QuotingTokenizer, config
 
 TEMPLATES = Path(__file__).parent / "templates"
+REAL = Path(sys.prefix) / "tokenizers"  # of published models, which make test-data fetches
 TEXTS = [
     "system\nYou may call one or more functions.\n\nuser\nassistant\n\n# Tools\n\n",
     '{"type": "function", "function": {"name": "python", "description": "Run code."}}\n\n',
@@ -154,6 +158,39 @@ def trl_templates() -> Path:
     spec = find_spec("trl")
     assert spec and spec.origin
     return Path(spec.origin).parent / "chat_templates"
+
+
+def real_tokenizer(name: str, template: str = "") -> Any:
+    """Return a published model's own tokenizer; ``template``: one of ``PUBLISHED`` for it."""
+    made = PreTrainedTokenizerFast.from_pretrained(REAL / name)
+    if template:
+        file = trl_templates() / f"{PUBLISHED[template].file}.jinja"
+        made.chat_template = file.read_text()
+    return made
+
+
+def harmony_folder(folder: Path) -> Path:
+    """Return a folder with the vocabulary that the library of gpt-oss reads, of its tokenizer.
+
+    The library checks its digest.
+    """
+    vocabulary = json.loads((REAL / "gptoss/tokenizer.json").read_text())["model"]["vocab"]
+    of_text = bytes_of_byte_level()
+    lines = (
+        base64.b64encode(bytes(of_text[sign] for sign in text)) + b" %d\n" % rank
+        for rank, text in sorted((rank, text) for text, rank in vocabulary.items())
+    )
+    (folder / "o200k_base.tiktoken").write_bytes(b"".join(lines))
+    return folder
+
+
+def bytes_of_byte_level() -> dict[str, int]:
+    """Return the byte that each sign of a byte-level vocabulary stands for (GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + number): byte for number, byte in enumerate(others)
+    }
 
 
 def small_tokenizer(template: str, control: dict[str, bool], end: str, begin: str | None) -> Any:

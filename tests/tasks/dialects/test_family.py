@@ -58,3 +58,9 @@ def test_gpt_oss_without_the_vocabulary_of_its_library_says_what_to_do(monkeypat
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     with pytest.raises(ValueError, match=r"gpt-oss: its library has no vocabulary .*o200k_base"):
         family.open_renderer("gpt-oss", {}, families.tokenizer("gpt-oss"), DAY)
+
+
+@pytest.mark.parametrize("renderer", ["auto", "default"])
+def test_gpt_oss_is_named_as_it_is_since_its_channels_are_read_by_its_library_alone(renderer):
+    with pytest.raises(ValueError, match=r"channels of gpt-oss, in .*: set it to gpt-oss, or"):
+        family.open_renderer(renderer, {}, families.tokenizer("gpt-oss"), DAY)

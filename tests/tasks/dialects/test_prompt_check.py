@@ -100,3 +100,13 @@ def test_a_sound_template_is_taken(template, system):
     text = speaks.decode(dialect.prompt(Question("q", "kind", "How many?", ("7",))))
     assert "How many?" in text
     assert not text.rstrip().endswith("<think>"), "the agent opens its thought itself"
+
+
+@pytest.mark.parametrize("kind", [tags, native], ids=["tags", "native"])
+def test_a_policy_is_published_with_the_day_that_its_template_shows(kind):
+    settings = kind.DIALECT.settings()
+    told = {
+        template: kind.DIALECT.serving(settings, opened(template, kind)[1]).get("date")
+        for template in ("sound", "with a date")
+    }
+    assert told == {"sound": None, "with a date": "2026-01-01"}

@@ -1,13 +1,7 @@
 """The native dialect with chat templates and tokenizers as published models bring them."""
 
-import base64
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from tasks.dialects.native import DIALECT, Native
 from tasks.dialects.tags import DIALECT as TAGS
@@ -25,14 +19,6 @@ from tests.tasks.dialects.test_native import (
     layout,
     messages_of,
 )
-
-REAL = Path(sys.prefix) / "tokenizers"  # which make test-data fetches
-HARMONY_RANKS = "o200k_base.tiktoken"  # the file with which the library of gpt-oss encodes
-
-
-def real_tokenizer(name):
-    """The tokenizer of a model as its package has it."""
-    return PreTrainedTokenizerFast.from_pretrained(REAL / name)
 
 
 def played(dialect, tokenizer, question, steps):
@@ -87,13 +73,13 @@ def test_a_family_writes_what_the_models_own_template_does(name, family):
 
 @pytest.mark.whole_files
 def test_qwen3_as_it_is():
-    assert_written_as_the_template_does(real_tokenizer("qwen3"), "qwen3", 20)
+    assert_written_as_the_template_does(families.real_tokenizer("qwen3"), "qwen3", 20)
 
 
 @pytest.mark.whole_files
 def test_gemma_3_as_it_is():
     """It has no tools: the agent is told of them in the system message, or in tags."""
-    tokenizer = real_tokenizer("gemma3")
+    tokenizer = families.real_tokenizer("gemma3")
     plain = Native(renderer="default")
     with pytest.raises(ValueError, match=r"does not name the tool python, .* describes no tools"):
         DIALECT.open(plain, tokenizer, layout(), [PYTHON])
@@ -114,30 +100,11 @@ def test_gemma_3_as_it_is():
 
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory):
-    """The tokenizer of gpt-oss with its template; its library's file is made of its vocabulary."""
-    folder = tmp_path_factory.mktemp("harmony")
-    tokenizer = real_tokenizer("gptoss")
-    tokenizer.chat_template = (families.trl_templates() / "gptoss.jinja").read_text()
-    vocabulary = json.loads((REAL / "gptoss/tokenizer.json").read_text())["model"]["vocab"]
-    of_text = bytes_of_byte_level()
-    ranks = sorted((rank, text) for text, rank in vocabulary.items())
-    lines = (
-        base64.b64encode(bytes(of_text[sign] for sign in text)) + b" %d\n" % rank
-        for rank, text in ranks
-    )
-    (folder / HARMONY_RANKS).write_bytes(b"".join(lines))  # the library checks its digest
+    """The tokenizer of gpt-oss with its template, and what its library needs."""
     with pytest.MonkeyPatch.context() as patch:
+        folder = families.harmony_folder(tmp_path_factory.mktemp("harmony"))
         patch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
-        yield tokenizer
-
-
-def bytes_of_byte_level():
-    """The byte that each sign of a byte-level vocabulary stands for (GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + number): byte for number, byte in enumerate(others)
-    }
+        yield families.real_tokenizer("gptoss", "gpt-oss")
 
 
 @pytest.mark.whole_files

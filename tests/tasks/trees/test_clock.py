@@ -34,7 +34,9 @@ for name in ("smollm3", "granite", "llama-3.2", "gpt-oss"):
     speaks = tokenizer(name)
     asked = [{"role": "user", "content": "How many?"}]
     plain[name] = speaks.apply_chat_template(asked, tokenize=False)
-    kinds = [(tags, tags.Tags()), (native, native.Native(renderer="default"))]
+    kinds = [(tags, tags.Tags())]
+    if name != "gpt-oss":  # whose library fetches its vocabulary
+        kinds.append((native, native.Native(renderer="default")))
     if name == "llama-3.2":
         kinds.append((native, native.Native()))
     for number, (kind, settings) in enumerate(kinds):
