@@ -37,7 +37,7 @@ def main(descriptor: int) -> None:
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
             engine.collective_rpc("measure_entropies")
         except Exception as error:
-            refused = isinstance(error, OF_A_POLICY)
+            refused = _is_of_the_policy(error)
             _send(channel, 0, _refusal(error) if refused else _picklable(error))
             raise
         _send(channel, 0, None)
@@ -87,7 +87,7 @@ def _step(channel: Connection, engine: LLMEngine, pending: Iterable[int], tried:
     try:
         return list(engine.step())
     except Exception as error:
-        refused = isinstance(error, (*OF_A_POLICY, ValueError)) and not tried
+        refused = _is_of_the_policy(error) and not tried
         fault = EngineFault(f"{type(error).__name__}: {error}")
         for number in pending:
             _send(channel, number, _refusal(error) if refused else fault)
@@ -114,8 +114,19 @@ CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-# Errors of vLLM's code for an architecture, or because it has none. Others are of the machine.
-OF_A_POLICY = (LookupError, AttributeError, TypeError, NotImplementedError, AssertionError)
+# Errors of vLLM's code for an architecture, or because it has none.
+OF_A_POLICY = (
+    *(LookupError, AttributeError, TypeError, NotImplementedError, AssertionError, ValueError),
+)
+OF_A_MACHINE = ("memory", "kv cache")  # words of errors that another policy would meet, too
+
+
+def _is_of_the_policy(error: Exception) -> bool:
+    """Return whether vLLM has no way to sample such a policy here."""
+    words = str(error).lower()
+    if any(word in words for word in OF_A_MACHINE):
+        return False
+    return isinstance(error, OF_A_POLICY) or "unsupported" in words or "not supported" in words
 
 
 def _refusal(error: Exception) -> ValueError:

@@ -18,6 +18,13 @@ from tasks.engines.vllm.messages import EngineFault
 PROCESS = "tasks.engines.vllm.engine_process"
 
 
+ERRORS = {
+    777: KeyError("sinks"),
+    778: RuntimeError("Unsupported CPU attention configuration: head_dim=16"),
+    779: ValueError("No available memory for the cache blocks"),
+}
+
+
 class FakeArguments(dict):
     """The arguments of an engine."""
 
@@ -43,8 +50,8 @@ class FakeEngine:
         name, prompt, seed = self.requests.pop()
         if seed == 666:
             raise RuntimeError("CUDA error")
-        if seed == 777:
-            raise KeyError("sinks")
+        if seed in ERRORS:
+            raise ERRORS[seed]
         tokens = [*prompt[:2], seed]
         pairs = [[-0.5, 0.25]] * len(tokens)
         found = SimpleNamespace(token_ids=tokens, logprobs=SimpleNamespace(logprobs=pairs))
@@ -129,11 +136,18 @@ def test_a_turn_that_cannot_be_added_is_an_error(channel):
         receive(channel)
 
 
-def test_code_that_fails_at_once_refuses_the_policy(channel):
-    send(channel, 1, "sample", *turns(777))
+@pytest.mark.parametrize(("seed", "words"), [(777, "sinks"), (778, "Unsupported")])
+def test_code_that_fails_at_once_refuses_the_policy(channel, seed, words):
+    send(channel, 1, "sample", *turns(seed))
     number, error = receive(channel)
     assert (number, type(error)) == (1, ValueError)
-    assert "cannot sample this policy" in str(error) and "sinks" in str(error)
+    assert "cannot sample this policy" in str(error) and words in str(error)
+
+
+def test_lack_of_memory_refuses_no_policy(channel):
+    send(channel, 1, "sample", *turns(779))
+    number, fault = receive(channel)
+    assert (number, type(fault)) == (1, EngineFault) and "memory" in fault.reason
 
 
 def test_code_that_fails_after_a_token_is_a_fault(channel):
