@@ -44,7 +44,7 @@ Place = tuple[int, str, int]  # layer, attribute, number of the state
 
 @dataclass(frozen=True)
 class Carried:
-    """What a cache holds of one or several contexts; nothing writes into its tensors."""
+    """What a cache holds of one or several contexts."""
 
     form: Any  # a cache of the same layers, whose tensors do not matter
     tensors: dict[Place, Tensor]  # [rows, ...]
@@ -85,7 +85,7 @@ def state_of(cache: Any, length: int) -> Carried:
 
 
 def cache_of(state: Carried) -> Any:
-    """Return a cache that goes on from a state, and does not write into it."""
+    """Return a cache that goes on from a state, and may write into its recurrent tensors."""
     cache = copy.copy(state.form)
     cache.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in cache.layers:
@@ -95,15 +95,15 @@ def cache_of(state: Carried) -> Any:
         if hasattr(layer, "cumulative_length"):
             layer.cumulative_length = state.length
     for (number, name, index), tensor in state.tensors.items():
-        if name in OF_POSITIONS:  # which a layer replaces
+        if name in OF_POSITIONS:
             setattr(cache.layers[number], name, tensor)
-        else:  # which it writes into
-            getattr(cache.layers[number], name)[index] = tensor.clone()
+        else:
+            getattr(cache.layers[number], name)[index] = tensor
     return cache
 
 
 def stacked(states: Sequence[Carried]) -> Carried:
-    """Return several states in one, row below row."""
+    """Return several states in one, row below row, in memory of its own."""
     longest = max(states, key=lambda state: state.length)
     tensors = {
         place: torch.cat([_wider(state.tensors[place], tensor, place) for state in states])
@@ -122,7 +122,7 @@ def row_of(state: Carried, row: int, length: int) -> Carried:
 
 
 def rows_of(state: Carried, rows: Tensor) -> Carried:
-    """Return some rows of a state."""
+    """Return some rows of a state, in memory of their own."""
     tensors = {place: tensor[rows] for place, tensor in state.tensors.items()}
     return Carried(state.form, tensors, state.length)
 
