@@ -12,7 +12,7 @@ from benchmarks import families
 from params.schema.base import Machine
 from tasks.engines.contract import SamplingRequest
 from tasks.engines.transformers.transformers_engine import TransformersEngine
-from tasks.learning import passes
+from tasks.learning import attention, packing, passes
 from tasks.learning.attention import FLEX, GATHERED, ROWS, attending, form_of
 from tasks.learning.packing import forest, lay_out, row_batches
 from tasks.policy import layer_kinds
@@ -217,12 +217,16 @@ def fresh():
     return trees, forest([lay_out(tree, range(5)) for tree in trees], "cpu")
 
 
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_rows_end_at_fresh_prompts_and_padding_changes_nothing(
-    together, recurrent, fresh, monkeypatch
+    processes, recurrent, fresh, monkeypatch
 ):
+    """Processes that learn together make one pass a forest, as the others of them do."""
     _, packed = fresh
-    monkeypatch.setattr(passes, "together", lambda: together)
+    made = []
+    monkeypatch.setattr(attention.world, "size", lambda: processes)
+    monkeypatch.setattr(packing, "ROW_TOKENS", 1)
+    monkeypatch.setattr(passes, "padded", lambda rows: made.append(rows) or packing.padded(rows))
     slots = torch.arange(packed.tokens.shape[1])
     with torch.no_grad():
         states = passes.states(backbone_of(recurrent), packed, slots)
@@ -234,6 +238,7 @@ def test_rows_end_at_fresh_prompts_and_padding_changes_nothing(
                     states[start + context], own.last_hidden_state[0], rtol=0, atol=1e-4
                 )
             start += len(layout.tokens)
+    assert (len(made) == 1) == (processes == 2)
 
 
 def test_rows_that_are_recomputed_have_the_same_gradient(recurrent, fresh):
