@@ -2,12 +2,13 @@
 
 from tasks.rewards.contract import Ending
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Observation, Question
+from tasks.trees.tree import PROMPT, RESULT, TURN, CallResult, Message, Node, Observation, Question
 
 __all__ = [
     "PROMPT",
     "RESULT",
     "TURN",
+    "CallResult",
     "Ending",
     "Message",
     "Node",

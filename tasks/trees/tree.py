@@ -160,7 +160,7 @@ def joined(seen: Sequence[Observation]) -> Observation:
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of a call that was executed.
+    """A result: what came of a call that was executed.
 
     Of the only call of a turn, argument and text are "": the turn has the one, and the node after
     it the other.

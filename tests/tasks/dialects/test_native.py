@@ -379,6 +379,29 @@ def test_a_dialogue_that_starts_anew_has_all_calls_and_results():
     assert max(made) > 1
 
 
+@pytest.mark.parametrize("change", ["refuses", "leaves out"])
+def test_a_format_of_one_call_a_turn_has_no_turn_of_two(change):
+    """As Llama 3's, which refuses the second one, and the template of gpt-oss."""
+    tokenizer = families.tokenizer("qwen2.5")
+    changes = {
+        "refuses": (
+            "{%- for m in messages %}{%- if m.tool_calls and m.tool_calls | length > 1 %}"
+            "{{- raise_exception('one call') }}{%- endif %}{%- endfor %}" + tokenizer.chat_template
+        ),
+        "leaves out": tokenizer.chat_template.replace(
+            "in message.tool_calls", "in message.tool_calls[:1]"
+        ),
+    }
+    assert changes[change] != tokenizer.chat_template
+    tokenizer.chat_template = changes[change]
+    dialect = DIALECT.open(DEFAULT, tokenizer, layout(), [PYTHON, BOOK])
+    text = call_text("qwen2.5", Call("python", "1"))
+    for times, outcome in ((1, Outcome.CALL), (2, Outcome.BAD_CALL)):
+        turn = np.append(ids("qwen2.5", text * times), np.int32(tokenizer.eos_token_id))
+        read = dialect.read(dialect.prompt(QUESTION), turn, text * times, "end")
+        assert (read.outcome, len(read.calls)) == (outcome, 2 - times)
+
+
 def test_ids_have_nine_signs_where_a_template_wants_them():
     """As Mistral's do, which refuse others."""
     tokenizer = families.tokenizer("qwen2.5")

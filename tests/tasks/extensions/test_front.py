@@ -35,7 +35,7 @@ PROMISED = {  # module -> names; add to it, and take nothing away
     "template_clock",
     "environments": "Call Frozen Message Observation Outcome Question ToolSpec UnavailableError",
     "experts": "Call Frozen Observation Outcome Question Trace",
-    "rewards": "Ending Message Node Observation Outcome PROMPT Question RESULT TURN",
+    "rewards": "CallResult Ending Message Node Observation Outcome PROMPT Question RESULT TURN",
     "settings": "Flag Float Frozen Integer NonNegative Positive PositiveFloat Probability",
     "tools": "Call Frozen Observation OpenTool Opening Outcome ToolKind ToolSpec text_spec "
     "text_tool UnavailableError",
