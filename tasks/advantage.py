@@ -101,7 +101,8 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
         episodes_of(entry.tree, entry.rewards, inputs.algorithm, penalty, value, inputs.step_weight)
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
-    texts = marks.token_texts(acting.tokenizer, acting.model.config.vocab_size)
+    vocabulary = acting.model.config.get_text_config(decoder=True).vocab_size
+    texts = marks.token_texts(acting.tokenizer, vocabulary)
     rows = [
         *_rows(kept, groups, inputs.algorithm, texts, inputs.response_tokens),
         *_dropped(scored, kept),

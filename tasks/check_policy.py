@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from params.schema.agent import EngineSettings
 from params.schema.base import Machine
 from tasks.engines import ENGINES, Engine, Sample, SamplingRequest, SamplingSession
+from tasks.engines.contract import most_positions
 from tasks.engines.servers.weights_check import TOLERANCES
 from tasks.learning import agreement
 from tasks.learning.attention import form_for
@@ -334,8 +335,7 @@ def ordinary(tokenizer: Any, ids: token_ids.TokenIds) -> NDArray[np.int32]:
 
 def _room(config: Any, context: int, most: int) -> int:
     """Return the most tokens of a tree's context: those that the policy has positions for."""
-    positions = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return min(most, context, positions or most)
+    return min(most, context, most_positions(config) or most)
 
 
 # ---------------------------------------------------------------- the tree

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from params.schema.agent import Agent, Dialogue
 from tasks.chat.contract import ChatReply, ChatRequest
 from tasks.engines import ENGINES, Engine, SamplingRequest
+from tasks.engines.contract import most_positions
 from tasks.ledger.artifacts import Artifact
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import encode
@@ -27,6 +28,7 @@ from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Message, Observation, Question
 
 OPENING, CLOSING = talk.RESULT_TAGS
+NO_LAST_POSITION = 2**31  # tokens of a policy that takes contexts of any length
 TOO_LONG = "context"  # fault of a request whose prompt leaves no room for a token
 FINISHES = {StopReason.STOP: "stop", StopReason.END: "stop", StopReason.LENGTH: "length"}
 
@@ -146,7 +148,7 @@ def open_policy(folder: Path, agent: Agent, rows: int, name: str = "") -> Iterat
         tokenizer=actor.tokenizer,
         dialogue=agent.dialogue,
         in_tags="tags" in agent.dialect,
-        context=actor.model.config.max_position_embeddings,
+        context=most_positions(actor.model.config) or NO_LAST_POSITION,
         rows=rows,
     )
     engine.release()

@@ -115,6 +115,14 @@ class EngineKind:
     reserve: float | None = None
 
 
+def most_positions(config: Any) -> int | None:
+    """Return how many positions a policy of this configuration has; None: there is no last one."""
+    positions: int | None = getattr(
+        config.get_text_config(decoder=True), "max_position_embeddings", None
+    )
+    return positions
+
+
 def check_room(config: Any, context: int) -> None:
     """Raise ValueError where a policy of this configuration has less than ``context`` positions.
 
@@ -123,7 +131,7 @@ def check_room(config: Any, context: int) -> None:
     it, or what another context of a batch makes of it, is wrong.
     """
     text = config.get_text_config(decoder=True)
-    room = getattr(text, "max_position_embeddings", None)
+    room = most_positions(config)
     if room is not None and context > room:
         raise ValueError(
             f"prompt and response budget need {context} tokens, the policy has {room}: lower "

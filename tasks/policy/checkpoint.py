@@ -72,7 +72,8 @@ def prepare_critic(learner: Learner, choice: algorithms.Critic | None, machine: 
         backbone = load_backbone(beside, machine)
     else:
         backbone = _backbone(learner.model) if own_backbone else None
-    head = torch.nn.Linear(learner.model.config.hidden_size, 1).to(machine.device)
+    hidden = learner.model.config.get_text_config(decoder=True).hidden_size
+    head = torch.nn.Linear(hidden, 1).to(machine.device)
     if beside:
         head.load_state_dict(load_file(beside / "head.safetensors", device=machine.device))
     else:

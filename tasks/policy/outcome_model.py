@@ -34,7 +34,8 @@ class OutcomeModel:
 def begin(policy: Path, machine: Machine) -> OutcomeModel:
     """Return a new model on the backbone of a whole policy; it scores everything 0."""
     backbone = load_backbone(policy, machine)
-    head = torch.nn.Linear(backbone.config.hidden_size, 1).to(machine.device)
+    hidden = backbone.config.get_text_config(decoder=True).hidden_size
+    head = torch.nn.Linear(hidden, 1).to(machine.device)
     for weight in head.parameters():
         torch.nn.init.zeros_(weight)
     return OutcomeModel(backbone, head)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from params.schema.agent import EngineSettings
+from params.schema.algorithms import Critic
 from params.schema.base import Machine
 from tasks import check_policy as checks
 from tasks.check_policy import STAGE, PolicyCheckError, check_policy, inputs_of
@@ -20,7 +21,7 @@ from tasks.learning import attention, learner
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
-from tasks.policy import resident, small_copy
+from tasks.policy import checkpoint, outcome_model, resident, small_copy
 from tasks.policy.lean_transformers import transformers
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -89,6 +90,29 @@ def test_sound_policy_passes_once(made):
     assert again["finished"] == record["finished"]
     resident.POLICIES.clear()
     assert not record["artifacts"]
+
+
+def test_policy_that_reads_pictures_too_is_one_of_text(made, folder, tokenizer):
+    """Gemma 3 as it is published: the sizes of its text are in a config within its config."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    ends = {"vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": tokenizer.eos_token_id}
+    picture = {**sizes, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.models.auto.configuration_auto.CONFIG_MAPPING["gemma3"](
+        text_config={**sizes, **attention, **ends, "sliding_window": 32},
+        vision_config={**picture, "model_type": "siglip_vision_model"},
+        mm_tokens_per_image=4,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(folder / "gemma3")
+    tokenizer.save_pretrained(folder / "gemma3")
+    assert "1 layer sliding_attention" in run(made, policy="gemma3")["line"]
+    learner = resident.POLICIES.load_learner(folder / "gemma3", MACHINE)
+    for backbone in ("shared", "own"):
+        critic = Critic(backbone=backbone, value_clip=0.2, coefficient=0.5)
+        checkpoint.prepare_critic(learner, critic, MACHINE)
+        assert learner.critic.head.in_features == sizes["hidden_size"]
+    assert outcome_model.begin(folder / "gemma3", MACHINE).head.in_features == sizes["hidden_size"]
 
 
 def test_rounding_of_a_low_precision_is_no_fault_and_a_fault_is_more(made, monkeypatch):

@@ -39,7 +39,9 @@ class ServersEngine:
         """
         self.fleet, self.lanes, self.model, self.tokenizer = fleet, lanes, model, tokenizer
         self.folder, self.digest = folder, digest
-        self.texts = marks.token_texts(tokenizer, model.config.vocab_size)
+        self.texts = marks.token_texts(
+            tokenizer, model.config.get_text_config(decoder=True).vocab_size
+        )
 
     def replicas(self, most: int) -> Sequence[Engine]:
         """Return this engine once for each of the recipe's lanes."""

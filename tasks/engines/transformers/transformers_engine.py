@@ -129,7 +129,7 @@ class WorkerEngine:
 
 def library(model: Any) -> Network:
     """Return transformers' own forward pass, for any architecture."""
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 

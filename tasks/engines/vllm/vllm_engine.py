@@ -15,7 +15,7 @@ from typing import Any
 
 from params.schema.agent import EngineSettings
 from params.schema.base import Machine
-from tasks.engines.contract import Engine, check_room
+from tasks.engines.contract import Engine, check_room, most_positions
 from tasks.engines.turns import Drawn, EngineDiedError, TurnRequest, TurnSession, stop_texts
 from tasks.engines.vllm.connection import LocalVllm, free_gpu_memory
 from tasks.policy import layer_kinds, token_ids
@@ -62,7 +62,9 @@ class VllmEngine:
 
     def pieces(self) -> list[str]:
         """Return the text of each token of the vocabulary."""
-        return marks.token_texts(self.tokenizer, self.config.vocab_size)
+        return marks.token_texts(
+            self.tokenizer, self.config.get_text_config(decoder=True).vocab_size
+        )
 
     @contextmanager
     def session(
@@ -78,7 +80,7 @@ class VllmEngine:
             if context > self.positions or texts > self.texts:
                 self.close()
                 longest = max(context, self.positions)
-                self.positions = positions_for(longest, self.config.max_position_embeddings)
+                self.positions = positions_for(longest, most_positions(self.config))
                 self.texts = self.texts or texts
             self.connect()
         yield TurnSession(self, paths, context, temperature, top_p, stop)
@@ -185,9 +187,10 @@ def caches_prefixes(config: Mapping[str, Any], device: str) -> bool:
     return device != "cpu" or kinds.keys() <= {*layer_kinds.FULL, *layer_kinds.WINDOWS}
 
 
-def positions_for(context: int, most: int) -> int:
+def positions_for(context: int, most: int | None) -> int:
     """Return positions to start vLLM with: a power of 2, so that longer paths restart it rarely."""
-    return min(most, 2 ** (context - 1).bit_length())
+    positions: int = 2 ** (context - 1).bit_length()
+    return positions if most is None else min(most, positions)
 
 
 def vllm_engine(
