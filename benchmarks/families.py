@@ -38,9 +38,8 @@ CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 FAMILIES = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 LAST = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
 BOTH = ["sliding_attention", "full_attention"]
-CHANGES: dict[
-    str, dict[str, Any]
-] = {  # where the default lacks a kind of layer, or what makes it whole
+# Where the default lacks a kind of layer, or a size.
+CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
