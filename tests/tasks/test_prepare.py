@@ -663,14 +663,14 @@ def test_layers_are_looked_at_as_soon_as_a_config_has_been_fetched(tmp_path, mon
 
     def fetch(policy):
         fetched.append(policy.name)
-        return {"model_type": "qwen3_next", "num_hidden_layers": 4}
+        return {"model_type": "xlnet", "num_hidden_layers": 4}
 
     monkeypatch.setattr(verb, "fetch_config", fetch)
     on_the_hub = PretrainedPolicy(
         kind="pretrained", name="some/policy", revision="a" * 40, context=256
     )
     words = (
-        r"params/toy\.yaml: 'prepare\.policy\.name' = 'some/policy' is of .*qwen3_next, 3 of its 4"
+        r"params/toy\.yaml: 'prepare\.policy\.name' = 'some/policy' is of .*xlnet, whose layers see"
     )
     with pytest.raises(ValueError, match=words):
         run(tools.open, settings=settings(policy=on_the_hub))
