@@ -59,6 +59,8 @@ INSTEAD = "take a causal language model of text, such as one of Llama, Qwen or M
 NO_POLICIES = {  # architectures that transformers lists as causal language models all the same
     "blt": "which reads patches of bytes in place of tokens",
     "cpmant": "whose layers see the tokens that come after",
+    "gemma4_assistant": "which drafts tokens for another policy",
+    "gemma4_unified_assistant": "which drafts tokens for another policy",
     "git": "which reads pictures",
     "moshi": "which reads and writes sound",
     "musicgen": "which writes sound",
