@@ -44,7 +44,7 @@ from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 STAGE = "policy_check"  # of the sub-step, for all stages that ask for it
 # Nats between log-probabilities, and the share of the largest entry of a gradient.
-STRUCTURE, STRUCTURE_GRADIENT = 1e-4, 1e-5
+STRUCTURE, STRUCTURE_GRADIENT = 1e-4, 5e-5
 PRECISION, PRECISION_GRADIENT = 1e-3, 1e-3  # in float32
 TIMES = 3.0  # what a type's own rounding is multiplied by
 # Of a tree: its prompt, long turns, short ones, results and the fresh prompt, in tokens. On the
