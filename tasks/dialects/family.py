@@ -18,6 +18,7 @@ from tasks.trees.markers import BREAK
 
 AUTO = "auto"
 DEFAULT = "default"  # renders each turn anew by the chat template
+PARSER = "tool_parser"  # the option of renderer default that says how calls are read
 HARMONY = "gpt-oss"  # its library fetches a vocabulary of its own when it is first used
 HARMONY_TOKENS = {"<|channel|>", "<|message|>", "<|call|>", "<|return|>"}
 # How the library writes a date in its settings; without one, a family may ask the machine.
@@ -117,6 +118,13 @@ def families() -> list[str]:
     from renderers.base import MODEL_RENDERER_MAP
 
     return list(dict.fromkeys(MODEL_RENDERER_MAP.values()))
+
+
+def parsers() -> list[str]:
+    """Return the names of the library's parsers of calls, which its renderer default takes."""
+    from renderers.parsers import TOOL_PARSERS
+
+    return [*TOOL_PARSERS]
 
 
 def canonical(name: str) -> str:

@@ -25,6 +25,7 @@ from pydantic import Field
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects import family
+from tasks.dialects.call_check import call_fault
 from tasks.dialects.contract import (
     Context,
     DialectKind,
@@ -653,8 +654,8 @@ def open_native(
 ) -> NativeDialect:
     """Open the dialect.
 
-    Raises ValueError where no family fits the policy's tokenizer and its chat template, or where
-    the prompt lacks a part.
+    Raises ValueError where no family fits the policy's tokenizer and its chat template, where the
+    prompt lacks a part, or where calls of tools could not be read or go on.
     """
     if family.canonical(settings.renderer) in (family.AUTO, family.DEFAULT):
         refuse("native", template_faults(tokenizer, dialogue))
@@ -673,7 +674,27 @@ def open_native(
         return str(tokenizer.decode(opened[0].prompt(PROBE)))
 
     refuse("native", prompt_faults(prompt, render, dialogue, told))
-    return opened[0]
+    return _reading(settings, opened[0], specs) if name == family.DEFAULT and told else opened[0]
+
+
+def _reading(settings: Native, dialect: NativeDialect, specs: Sequence[ToolSpec]) -> NativeDialect:
+    """Return a dialect of no family that reads the calls that its chat template writes.
+
+    Where the options name no parser, the first of the library's that reads one is taken.
+
+    Raises ValueError where there is none, or where the template has no calls.
+    """
+    tokenizer, dialogue = dialect.tokenizer, dialect.dialogue
+    named = settings.options.get(family.PARSER)
+    fault = ""
+    for parser in [named] if named else family.parsers():
+        options = {**settings.options, family.PARSER: parser}
+        name, renderer = family.open_renderer(family.DEFAULT, options, tokenizer, dialogue.date)
+        reading = NativeDialect(name, renderer, tokenizer, dialogue, specs)
+        if not (fault := call_fault(reading, specs[0], str(named or ""))):
+            return reading
+    refuse("native", [fault])
+    return dialect
 
 
 def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:

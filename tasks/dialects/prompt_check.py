@@ -52,14 +52,14 @@ def prompt_faults(
         if _renders(render, _parts(PROBE.text)):
             return [f"{TAKES_PARTS}, so the prompt lacks the question's text: {AS_TEXT}"]
         return [f"the prompt does not have the question's text: {REMEDY}"]
-    lacking = lacking_parts(text, dialogue, tools)
+    lacking = lacking_parts(text, dialogue, tools, _writes_calls(render))
     header = header_fault(render)
     return [*lacking, *([header] if header else [])]
 
 
 def refusal(error: Exception, render: Render, dialogue: Dialogue) -> str:
     """Return what an exception means that came while a prompt was rendered."""
-    reason = _reason(error)
+    reason = reason_of(error)
     if dialogue.system.strip() and _renders(render, PROBE.text):
         return f"the policy's chat template takes no system message ({reason}): {IN_QUESTIONS}"
     if _renders(render, _parts(PROBE.text)):
@@ -78,8 +78,28 @@ def _renders(render: Render, content: Any) -> bool:
     return False
 
 
-def lacking_parts(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[str]:
-    """Return what a prompt's text lacks of the system message, and which tools it does not name."""
+def _writes_calls(render: Render) -> bool:
+    """Return whether a chat template writes a call and its result, though it describes no tool."""
+    function = {"name": "probe", "arguments": {"text": "11213"}}
+    call = {"id": "call00000", "type": "function", "function": function}  # nine signs: Mistral
+    messages: Messages = [
+        {"role": "user", "content": PROBE.text},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "probe", "tool_call_id": "call00000", "content": "31415"},
+    ]
+    with suppress(Exception):  # of a template: any kind
+        text = render(messages, True)
+        return "11213" in text and "31415" in text
+    return False
+
+
+def lacking_parts(
+    text: str, dialogue: Dialogue, tools: Sequence[str], writes_calls: bool = True
+) -> list[str]:
+    """Return what a prompt's text lacks of the system message, and which tools it does not name.
+
+    ``writes_calls``: whether agents could call what the system message describes.
+    """
     there = _plain(text)
     system = [part for part in PLACE_OF_TOOLS.split(dialogue.system) if part.strip()]
     faults = []
@@ -88,11 +108,11 @@ def lacking_parts(text: str, dialogue: Dialogue, tools: Sequence[str]) -> list[s
             "the prompt does not have the text of dialogue.system, which the policy's chat "
             f"template leaves out: {IN_QUESTIONS}"
         )
+    remedy = "; describe them in dialogue.system, or" if writes_calls else " and writes no calls:"
     if missing := [name for name in tools if _plain(name) not in there]:
         faults.append(
             f"the prompt does not name the tool {', '.join(missing)}, so no agent would call it: "
-            "the policy's chat template describes no tools; describe them in dialogue.system, or "
-            "take the dialect tags"
+            f"the policy's chat template describes no tools{remedy} take the dialect tags"
         )
     return faults
 
@@ -106,12 +126,13 @@ def role_fault(prompt: Callable[[Question], str], roles: Sequence[str]) -> str:
     try:
         text = _plain(prompt(replace(PROBE, before=before)))
     except Exception as error:  # of a template: any kind
-        return _reason(error)
+        return reason_of(error)
     lost = dict.fromkeys(each.role for each in before if _plain(each.content) not in text)
     return f"it leaves out what these say: {', '.join(lost)}" if lost else ""
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what an exception says, in one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 

@@ -1,10 +1,12 @@
 """Chat templates that leave out a part of the prompt are refused when a dialect is opened."""
 
+import numpy as np
 import pytest
 
 from params.schema.agent import Dialogue
 from tasks.dialects import native, tags
-from tasks.trees.tree import Question, ToolSpec
+from tasks.trees.outcomes import Outcome
+from tasks.trees.tree import Call, Question, ToolSpec
 from tests.tasks.dialects.families import tokenizer
 
 CODE = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
@@ -19,7 +21,23 @@ FIRST_SYSTEM = (
     "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
 )
 LATER = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n"
+DESCRIBES = "{{ tools | tojson }}"
+CALLS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+)
+NO_RESULTS = "{% if m.role != 'tool' %}{{ m.content }}{% endif %}"
+NO_TOOL_ROLE = "{% if m.role == 'tool' %}{{ raise_exception('no tool role') }}{% endif %}"
 TEMPLATES = {
+    "calls": HEAD + CONTENT + CALLS + ENDS + BEGINS,
+    "calls left out": DESCRIBES + HEAD + CONTENT + ENDS + BEGINS,
+    "results left out": DESCRIBES + HEAD + NO_RESULTS + CALLS + ENDS + BEGINS,
+    "results refused": DESCRIBES + HEAD + NO_TOOL_ROLE + CONTENT + CALLS + ENDS + BEGINS,
+    "calls unread": DESCRIBES
+    + HEAD
+    + CONTENT
+    + CALLS.replace("tool_call>", "act>")
+    + ENDS
+    + BEGINS,
     "sound": HEAD + CONTENT + ENDS + BEGINS,
     "parts alone": HEAD + PARTS + ENDS + BEGINS,
     "parts asked": HEAD + "{{ m.content[0].text.strip() }}" + ENDS + BEGINS,
@@ -52,12 +70,13 @@ SAID = {
 }
 
 
-def opened(template, dialect=tags, system="Be brief.", specs=(), renderer="default"):
+def opened(template, dialect=tags, system="Be brief.", specs=(), renderer="default", options=None):
     speaks = tokenizer("qwen2.5")
     speaks.chat_template = TEMPLATES[template]
     sizes = {"turn_tokens": 99, "result_tokens": 99, "response_tokens": 999, "tool_calls": 3}
     kind = dialect.DIALECT
-    settings = kind.settings(renderer=renderer) if dialect is native else kind.settings()
+    chosen = {"renderer": renderer, "options": options or {}} if dialect is native else {}
+    settings = kind.settings(**chosen)
     return speaks, kind.open(settings, speaks, Dialogue(system=system, **sizes), specs)
 
 
@@ -68,6 +87,33 @@ def test_a_template_that_leaves_out_a_part_is_refused_once_with_the_cause(templa
     with pytest.raises(ValueError, match=rf"^dialect\.{name}: the .*{SAID[template]}") as refused:
         opened(template, dialect, specs=[PYTHON])
     assert len(str(refused.value).splitlines()) == 1
+
+
+UNUSABLE = {
+    "calls left out": "the policy's chat template leaves out calls, so no agent could go on",
+    "results left out": "the policy's chat template leaves out results of calls, so no agent",
+    "results refused": r"refuses a call with its result \(no tool role\): choose the dialect tags",
+    "calls unread": "has no parser that reads a call as .*<act>.*: name the policy's family, or",
+}
+
+
+@pytest.mark.parametrize("template", UNUSABLE)
+def test_a_template_whose_calls_no_agent_could_make_is_refused_in_one_line(template):
+    with pytest.raises(ValueError, match=f"^dialect.native: .*{UNUSABLE[template]}") as refused:
+        opened(template, native, specs=[PYTHON])
+    assert len(str(refused.value).splitlines()) == 1
+    opened(template, specs=[PYTHON])  # in tags, the template writes no calls
+
+
+def test_a_template_of_no_family_has_the_parser_that_reads_its_calls():
+    """Without one, every call would be read as an answer without a box."""
+    speaks, dialect = opened("calls", native, "Call python.", [PYTHON])
+    text = '<tool_call>{"name": "python", "arguments": {"code": "7"}}</tool_call>'
+    turn = np.array([*speaks.encode(text, add_special_tokens=False), speaks.eos_token_id])
+    read = dialect.read(dialect.prompt(Question("q", "k", "How?", ("7",))), turn, text, "end")
+    assert (read.outcome, read.calls) == (Outcome.CALL, (Call("python", "7"),))
+    with pytest.raises(ValueError, match=r"tool_parser glm does not read a call .* leave it out"):
+        opened("calls", native, "Call python.", [PYTHON], options={"tool_parser": "glm"})
 
 
 def test_a_template_is_judged_before_its_family():
@@ -86,9 +132,11 @@ def test_a_prompt_that_lacks_several_parts_has_a_line_for_each():
 
 
 def test_a_tool_is_described_by_the_template_or_by_the_recipe():
-    with pytest.raises(ValueError, match="name the tool python, so no agent would call it"):
+    with pytest.raises(ValueError, match="tools and writes no calls: take the dialect tags"):
         opened("sound", native, specs=[PYTHON])
-    opened("sound", native, system="Call python for sums.", specs=[PYTHON])
+    with pytest.raises(ValueError, match=r"no tools; describe them in dialogue.system, or take"):
+        opened("calls", native, specs=[PYTHON])
+    opened("calls", native, system="Call python for sums.", specs=[PYTHON])
     opened("sound", specs=[PYTHON])  # in tags, the recipe's system message says all
     opened("sound", system="{tools}", specs=[PYTHON])
 
