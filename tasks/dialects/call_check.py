@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.dialects.contract import Exchange, numbered
-from tasks.dialects.prompt_check import PROBE, reason_of
+from tasks.dialects.prompt_check import PROBE, plain, reason_of
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Observation, ToolSpec
 
@@ -39,7 +39,8 @@ def call_fault(dialect: Any, spec: ToolSpec, parser: str = "") -> str:
     except Exception as error:  # of a template: any kind
         reason = reason_of(error)
         return f"the policy's chat template refuses a call with its result ({reason}): {TAGS}"
-    lost = {"calls": ARGUMENT not in later, "results of calls": RESULT not in later}
+    said = {"the question": PROBE.text, "calls": ARGUMENT, "results of calls": RESULT}
+    lost = {name: plain(text) not in plain(later) for name, text in said.items()}
     if any(lost.values()):
         names = " and ".join(name for name, there in lost.items() if there)
         return f"the policy's chat template leaves out {names}, so no agent could go on: {TAGS}"

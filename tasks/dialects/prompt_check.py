@@ -19,6 +19,9 @@ from tasks.trees.tree import Message, Question
 from tasks.trees.words import compatible
 
 PROBE = Question("probe", "probe", "How many legs do 7 spiders and 9 ants have?", ("110",))
+# What a template must not change: case, spaces, lines, and what JSON and HTML write otherwise.
+SIGNS = 'Is it "A" < b & c > d\'s?\r\n\n    x = [1,  2]\tÉ \U0001f600\nYes?'
+MOST_SHOWN = 120  # characters of a prompt in a message
 SAID = "The number that was asked for"  # an answer, after which no template puts a mark of a turn
 REMEDY = "correct the chat template of the policy's tokenizer, or take another dialect or renderer"
 IN_QUESTIONS = "leave dialogue.system empty, and put what it says into the questions"
@@ -48,7 +51,7 @@ def prompt_faults(
         text = prompt()
     except Exception as error:  # of a template: any kind
         return [refusal(error, render, dialogue)]
-    if _plain(PROBE.text) not in _plain(text):  # and with it all else, for the same cause
+    if plain(PROBE.text) not in plain(text):  # and with it all else, for the same cause
         if _renders(render, _parts(PROBE.text)):
             return [f"{TAKES_PARTS}, so the prompt lacks the question's text: {AS_TEXT}"]
         return [f"the prompt does not have the question's text: {REMEDY}"]
@@ -74,7 +77,7 @@ def _parts(text: str) -> list[dict[str, str]]:
 def _renders(render: Render, content: Any) -> bool:
     """Return whether a prompt has the text of PROBE, when it is given as this content."""
     with suppress(Exception):  # of a template: any kind
-        return _plain(PROBE.text) in _plain(render([{"role": "user", "content": content}], True))
+        return plain(PROBE.text) in plain(render([{"role": "user", "content": content}], True))
     return False
 
 
@@ -100,16 +103,16 @@ def lacking_parts(
 
     ``writes_calls``: whether agents could call what the system message describes.
     """
-    there = _plain(text)
+    there = plain(text)
     system = [part for part in PLACE_OF_TOOLS.split(dialogue.system) if part.strip()]
     faults = []
-    if any(_plain(part) not in there for part in system):
+    if any(plain(part) not in there for part in system):
         faults.append(
             "the prompt does not have the text of dialogue.system, which the policy's chat "
             f"template leaves out: {IN_QUESTIONS}"
         )
     remedy = "; describe them in dialogue.system, or" if writes_calls else " and writes no calls:"
-    if missing := [name for name in tools if _plain(name) not in there]:
+    if missing := [name for name in tools if plain(name) not in there]:
         faults.append(
             f"the prompt does not name the tool {', '.join(missing)}, so no agent would call it: "
             f"the policy's chat template describes no tools{remedy} take the dialect tags"
@@ -124,10 +127,10 @@ def role_fault(prompt: Callable[[Question], str], roles: Sequence[str]) -> str:
         for number, role in enumerate(roles, start=1)
     )
     try:
-        text = _plain(prompt(replace(PROBE, before=before)))
+        text = plain(prompt(replace(PROBE, before=before)))
     except Exception as error:  # of a template: any kind
         return reason_of(error)
-    lost = dict.fromkeys(each.role for each in before if _plain(each.content) not in text)
+    lost = dict.fromkeys(each.role for each in before if plain(each.content) not in text)
     return f"it leaves out what these say: {', '.join(lost)}" if lost else ""
 
 
@@ -172,7 +175,22 @@ def template_faults(tokenizer: Any, dialogue: Dialogue) -> list[str]:
     system = {"role": "system", "content": dialogue.system}
     asked = [{"role": "user", "content": PROBE.text}]
     messages = [system, *asked] if dialogue.system.strip() else asked
-    return unsound(tokenizer) or prompt_faults(lambda: render(messages, True), render, dialogue, [])
+    faults = unsound(tokenizer) or prompt_faults(
+        lambda: render(messages, True), render, dialogue, []
+    )
+    return faults or changed(render)
+
+
+def changed(render: Render) -> list[str]:
+    """Return a line where a template writes signs of a question otherwise than they are; or []."""
+    text = render([{"role": "user", "content": SIGNS}], True)
+    if SIGNS in text:
+        return []
+    shown = text[-MOST_SHOWN:]
+    return [
+        f"the policy's chat template changes what a question says: {SIGNS!r} becomes {shown!r}: "
+        "let it write contents as they are, or take another policy"
+    ]
 
 
 def unsound(tokenizer: Any) -> list[str]:
@@ -218,6 +236,6 @@ def drawn(template: str) -> set[str]:
     return {name for before, name in names if name == "lipsum" or (before, name) == ("|", "random")}
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a text without what tokenizers may normalise: spaces, forms of characters, case."""
     return "".join(compatible(text).casefold().split())

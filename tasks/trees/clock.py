@@ -31,7 +31,11 @@ DIRECTIVE = re.compile(r"%%|%[a-zA-Z]")
 
 def template_clock(day: date) -> dict[str, Callable[[str], str]]:
     """Return what a template is given as its clock, by name; a value of its own hides ours."""
-    return {"strftime_now": lambda form: formatted(day, form)}
+
+    def strftime_now(format: str) -> str:  # the name that transformers has, which templates may use
+        return formatted(day, format)
+
+    return {"strftime_now": strftime_now}
 
 
 def formatted(day: date, form: str) -> str:

@@ -28,6 +28,17 @@ CALLS = (
 NO_RESULTS = "{% if m.role != 'tool' %}{{ m.content }}{% endif %}"
 NO_TOOL_ROLE = "{% if m.role == 'tool' %}{{ raise_exception('no tool role') }}{% endif %}"
 TEMPLATES = {
+    "lower": HEAD + "{{ m.content | lower }}" + ENDS + BEGINS,
+    "escaped": HEAD + "{{ m.content | e }}" + ENDS + BEGINS,
+    "json": HEAD + "{{ m.content | tojson }}" + ENDS + BEGINS,
+    "first line": HEAD + "{{ m.content.split('\\n')[0] }}" + ENDS + BEGINS,
+    "no spaces": HEAD + "{{ m.content.split() | join(' ') }}" + ENDS + BEGINS,
+    "forgets": DESCRIBES
+    + HEAD.replace("messages", "messages[-2:]")
+    + CONTENT
+    + CALLS
+    + ENDS
+    + BEGINS,
     "calls": HEAD + CONTENT + CALLS + ENDS + BEGINS,
     "calls left out": DESCRIBES + HEAD + CONTENT + ENDS + BEGINS,
     "results left out": DESCRIBES + HEAD + NO_RESULTS + CALLS + ENDS + BEGINS,
@@ -54,10 +65,14 @@ TEMPLATES = {
     "no generation prompt": HEAD + CONTENT + ENDS,
     "no header": "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
     "{% else %}{{ m.content }}{% endif %}{% endfor %}",
-    "with a date": "{{ strftime_now('%d %b %Y') }}\n" + HEAD + CONTENT + ENDS + BEGINS,
+    "with a date": "{{ strftime_now(format='%d %b %Y') }}\n" + HEAD + CONTENT + ENDS + BEGINS,
     "opens a thought": HEAD + CONTENT + ENDS + BEGINS.replace("\n{%", "\n<think>\n{%"),
 }
 SAID = {
+    **dict.fromkeys(
+        ("lower", "escaped", "json", "first line", "no spaces"),
+        "template changes what a question says: .* becomes .*: let it write contents as they are",
+    ),
     "parts alone": "takes contents only as lists of parts, so the prompt lacks the question's text",
     "parts asked": r"contents only as lists of parts \(.* has no attribute 'text'\): let it",
     "system left out": "not have the text of dialogue.system, which .* leave dialogue.system empty",
@@ -90,6 +105,7 @@ def test_a_template_that_leaves_out_a_part_is_refused_once_with_the_cause(templa
 
 
 UNUSABLE = {
+    "forgets": "the policy's chat template leaves out the question, so no agent",
     "calls left out": "the policy's chat template leaves out calls, so no agent could go on",
     "results left out": "the policy's chat template leaves out results of calls, so no agent",
     "results refused": r"refuses a call with its result \(no tool role\): choose the dialect tags",
