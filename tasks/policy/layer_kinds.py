@@ -70,6 +70,7 @@ NO_POLICIES = {  # architectures that transformers lists as causal language mode
 }
 DECODES = ("is_decoder", "causal")  # keys of encoders that may also be made causal
 CAUSAL = ("gpt_neox", "gpt_neox_japanese")  # which they have no effect on
+DEQUANTIZED = ("fp8", "mxfp4")  # quantized weights that load_model makes plain ones of
 BY_LENGTH = ("dynamic", "longrope")  # positions that are scaled by the length of the context
 TREES, ROWS = "trees", "rows"  # the forms in which a policy learns
 WRAPPED_BY = "wrapped_by"  # key of what ``described`` returns: the architecture of the whole
@@ -83,6 +84,8 @@ def refusal(config: Mapping[str, Any], context: int) -> str:
     ``config``: the parsed config.json. Where it does not say all by itself, the architecture's
     defaults are asked for, which imports transformers.
     """
+    if what := _quantized(config):
+        return what
     if _is_plain(config):
         return ""
     whole, kind = _whole(config), str(config.get("model_type"))
@@ -95,6 +98,22 @@ def refusal(config: Mapping[str, Any], context: int) -> str:
             f"prepare.policy.context to {end}, or take another policy"
         )
     return ""
+
+
+def _quantized(config: Mapping[str, Any]) -> str:
+    """Return why the weights of a policy can neither learn nor be made ones that can, or ""."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return ""
+    method = str(settings.get("quant_method"))
+    # the text of a policy of several kinds of input is loaded without the settings of the whole
+    if method in DEQUANTIZED and _of_text(config) is config:
+        return ""
+    return (
+        f"of the architecture {config.get('model_type')}, whose weights are quantized "
+        f"(quantization_config of its config.json: {method}), which cannot learn: take the weights "
+        "that they were made from, or a GGUF file (prepare.policy.gguf)"
+    )
 
 
 def _no_causal_model(whole: Mapping[str, Any], kind: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy import adapter, gguf_file, token_ids
+from tasks.policy import adapter, gguf_file, layer_kinds, token_ids
 from tasks.policy.device import check_device
 from tasks.policy.lean_transformers import no_tensor_is_sharded, transformers
 
@@ -117,11 +117,22 @@ def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None)
 def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) -> Any:
     """Load a model of a class of transformers from safetensors."""
     _refuse_code(name, revision)
+    whole, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
+    options |= _dequantizing(whole)
+    quantized = "quantization_config" in options
+    reading = _without_accelerate() if quantized else nullcontext()
     try:
-        with LOADING, _unfilled():
-            return kind.from_pretrained(
-                name, revision=revision, use_safetensors=True, trust_remote_code=False, **options
+        with LOADING, _unfilled(), _explained(name), reading:
+            model, loading = kind.from_pretrained(
+                name,
+                revision=revision,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **options,
             )
+            _check_weights(model, whole, loading["missing_keys"], name)
+            return _plain(model) if quantized else model
     except OSError as error:
         if "safetensors" not in str(error):
             raise
@@ -131,6 +142,74 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
             f"the policy {name} has no *.safetensors: other weights are pickles, which can run any "
             "code when they are read. Choose a revision with safetensors, or load the model on a "
             "machine that may run its code and write it with save_pretrained"
+        ) from error
+
+
+def _dequantizing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option with which transformers makes plain weights of quantized ones."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method not in layer_kinds.DEQUANTIZED:
+        return {}
+    kinds = importlib.import_module("transformers.quantizers.auto")
+    settings = kinds.AUTO_QUANTIZATION_CONFIG_MAPPING[method](dequantize=True)
+    return {"quantization_config": settings}
+
+
+def _without_accelerate() -> AbstractContextManager[Any]:
+    """Have fp8 weights read without accelerate, which transformers asks for and does not use."""
+    reader = importlib.import_module("transformers.quantizers.quantizer_finegrained_fp8")
+    return patch.object(reader, "is_accelerate_available", lambda: True)
+
+
+def _plain(read: Any) -> Any:
+    """Return a dequantized model as one that never was quantized: that is saved as it is."""
+    config = read.config.to_dict()
+    config.pop("quantization_config", None)
+    with initialization.no_init_weights():
+        model = transformers.AutoModelForCausalLM.from_config(
+            type(read.config)(**config), dtype=read.dtype
+        )
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    return model
+
+
+def _check_weights(
+    model: Any, config: Mapping[str, Any], missing: Iterable[str], name: str | Path
+) -> None:
+    """Raise ValueError where files lack a weight, which is random then.
+
+    A head that is the embedding needs none, wherever ``config`` (the parsed config.json) says so:
+    of a policy of several kinds of input, transformers reads the text's own config alone.
+    """
+    lacking = sorted(missing)
+    head = model.get_output_embeddings()
+    if lacking and head is not None and config.get("tie_word_embeddings"):
+        heads = {key for key, weight in model.named_parameters() if weight is head.weight}
+        if heads.issuperset(lacking):
+            model.config.tie_word_embeddings = True
+            model.tie_weights()
+            return
+    if lacking:
+        raise ValueError(
+            f"the policy {name} has no weights for {lacking[0]}"
+            f"{f' and {len(lacking) - 1} more' if lacking[1:] else ''}, which would be random: "
+            "fetch it again, or take a causal language model that was saved with save_pretrained"
+        )
+
+
+@contextmanager
+def _explained(name: str | Path) -> Iterator[None]:
+    """Turn what a config's values make transformers raise into a ValueError of one line."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: of divisions, of its checks of types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(
+            f"transformers cannot load the policy {name} ({reason}): correct its config.json, or "
+            "take another policy"
         ) from error
 
 

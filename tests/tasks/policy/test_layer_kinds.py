@@ -276,3 +276,21 @@ def test_a_teacher_is_sampled_in_the_same_way(folder):
     ):
         recipes.load("mine", folder("bart", teacher="teacher"))
     recipes.load("mine", folder("bart", teacher="teacher", engine="vllm"))
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama", "gemma3_text"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors"])
+def test_quantized_weights_are_refused_by_name(kind, method):
+    config = config_of(kind) | {"quantization_config": {"quant_method": method, "bits": 4}}
+    assert f"quantized (quantization_config of its config.json: {method})" in layer_kinds.refusal(
+        config, 64
+    )
+
+
+def test_quantized_weights_that_can_be_made_plain_are_none_of_a_part():
+    """transformers loads a text within a whole without the settings of the whole."""
+    fp8 = {"quantization_config": {"quant_method": "fp8"}}
+    assert layer_kinds.refusal(config_of("deepseek_v3") | fp8, 64) == ""
+    whole = {"model_type": "qwen3_5", "text_config": config_of("qwen3_5_text")}
+    assert layer_kinds.refusal(whole, 64) == ""
+    assert "quantized" in layer_kinds.refusal(whole | fp8, 64)

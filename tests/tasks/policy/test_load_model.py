@@ -69,16 +69,10 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("missing", [False, True])
-def test_loaded_as_transformers_loads_it(family, missing, tmp_path):
+def test_loaded_as_transformers_loads_it(family, tmp_path):
     config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    if missing:  # weights are made for it
-        (file,) = tmp_path.glob("*.safetensors")
-        kept = load_file(file)
-        del kept[sorted(kept)[-2]]
-        save_file(kept, file, metadata={"format": "pt"})
     found = []
     for load in (
         lambda: load_policy(tmp_path, MACHINE),
@@ -93,6 +87,95 @@ def test_loaded_as_transformers_loads_it(family, missing, tmp_path):
     assert list(ours) == list(theirs)
     for name, value in theirs.items():
         torch.testing.assert_close(ours[name], value, rtol=0, atol=0, msg=name)
+
+
+def changed(folder, change):
+    """Change the weights of a folder, a mapping by name."""
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def configured(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_that_are_missing_are_not_made_at_random(family, tmp_path):
+    config = AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    names = []
+    changed(tmp_path, lambda kept: (names.append(sorted(kept)[-2]), kept.pop(names[0])))
+    with pytest.raises(ValueError, match=f"no weights for .*{names[0][-10:]}.* random: fetch it"):
+        load_policy(tmp_path, MACHINE)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_head_that_the_whole_ties_is_the_embedding(tied, tokenizer, tmp_path):
+    """Qwen3.5 as it is published: its text is a part, and the whole alone says that it is tied."""
+    part = {key: SIZES[key] for key in SIZES if key != "pad_token_id"}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2}
+    linear |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    kinds = {"layer_types": ["linear_attention", "full_attention"]}
+    config = AutoConfig.for_model("qwen3_5_text", **part, **linear, **kinds)
+    config.tie_word_embeddings = True
+    model = AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())
+    del text["tie_word_embeddings"]
+    whole = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    settings = PretrainedPolicy(kind="pretrained", name=str(tmp_path), revision=None, context=64)
+    if not tied:
+        with pytest.raises(ValueError, match=r"no weights for lm_head\.weight"):
+            fetch_policy(settings)
+        return
+    fetch_policy(settings)[0].save_pretrained(tmp_path / "again")
+    loaded = load_policy(tmp_path / "again", MACHINE)
+    tokens = torch.arange(3, 20)[None]
+    torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+def test_quantized_weights_become_plain_ones(tokenizer, tmp_path):
+    """Weights in fp8, with a scale for each block of 128 numbers, as Qwen and DeepSeek write."""
+    sizes = SIZES | {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
+    sizes["num_key_value_heads"] = 4
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **sizes))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    def quantized(weights):
+        for name in [name for name in weights if name.endswith("proj.weight")]:
+            scale = weights[name].abs().max()[None, None] / 448
+            weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+            weights[f"{name}_scale_inv"] = scale
+
+    changed(tmp_path, quantized)
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    configured(tmp_path, quantization_config=blocks | {"modules_to_not_convert": ["lm_head"]})
+    settings = PretrainedPolicy(kind="pretrained", name=str(tmp_path), revision=None, context=64)
+    fetch_policy(settings)[0].save_pretrained(tmp_path / "again")
+    loaded = load_policy(tmp_path / "again", MACHINE)
+    assert "quantization_config" not in (tmp_path / "again" / "config.json").read_text()
+    for (name, ours), theirs in zip(
+        loaded.named_parameters(), model.state_dict().values(), strict=True
+    ):
+        assert ours.requires_grad
+        torch.testing.assert_close(ours, theirs, rtol=0.07, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sliding_window_pattern": 0}, {"layer_types": None, "num_hidden_layers": "two"}]
+)
+def test_config_that_transformers_cannot_read_is_one_line(changes, tmp_path):
+    config = AutoConfig.for_model("exaone4", **SIZES)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    configured(tmp_path, **({"layer_types": None} | changes))
+    with pytest.raises(ValueError, match=r"^transformers cannot load the policy .*config.json, or"):
+        load_policy(tmp_path, MACHINE)
 
 
 WITHOUT = """
