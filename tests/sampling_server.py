@@ -109,7 +109,11 @@ class Spoiler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         """Answer a call."""
-        self.asked = content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        self.asked = content = self.rfile.read(length)
+        if len(content) < length:  # the connection was ended meanwhile; the right server would wait
+            self.close()
+            return
         right = self.server.right.answer(self.command, self.path, self.headers, content)
         with suppress(OSError):  # the one who asks may have left
             if self.server.is_spoilt(self.path):
