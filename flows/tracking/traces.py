@@ -165,7 +165,8 @@ def spans(
 ) -> Iterator[Span]:
     """Yield the span of the whole trajectory ``leaf``, then those of its turns and tool calls.
 
-    Each call of a turn has a span of its own.
+    Each call of a turn that was carried out has a span of its own, also where the trajectory ends
+    with the turn.
 
     A turn's input is what the agent has read since its last turn: the messages of the question (the
     recipe's system message, which all of them share, is left out), or the tool's result.
@@ -189,6 +190,12 @@ def spans(
         else:
             for each in calls_of(before.results, read(before.text), node.outcome, node.text):
                 yield _tool_call(each, before, where, branch)
+    last = nodes[-1]
+    if last.kind == TURN and last.results:  # no node follows calls that an agent does not read of
+        text = last.observation.text if last.observation else ""
+        unread = _branch(tree, steps[-1], last, leaves) | {"tokens": 0}
+        for each in calls_of(last.results, read(last.text), last.outcome, text):
+            yield _tool_call(each, last, (ends[-1], ends[-1]), unread)
 
 
 def _whole(

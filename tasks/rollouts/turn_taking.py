@@ -133,7 +133,8 @@ def observe(
     path.calls += len(calls)
     exchange = Exchange(turn.tokens, turn.text, tuple(calls), tuple(observations))
     path.past = (*path.past, exchange)
-    _on_turn(path, results=_results(exchange, [seen.text for seen in observations]))
+    unread = not path.live and not path.has_state  # no node and no observation has its text
+    _on_turn(path, results=_results(exchange, [seen.text for seen in observations], unread))
     if path.has_state:
         _on_turn(path, observation=exchange.observation)
         if exchange.observation.ends:
@@ -149,14 +150,20 @@ def observe(
     path.judged = path.node
 
 
-def _results(exchange: Exchange, texts: Sequence[str]) -> tuple[CallResult, ...]:
-    """Return the results of a turn, given what is read of each; the only one has no text here."""
+def _results(
+    exchange: Exchange, texts: Sequence[str], unread: bool = False
+) -> tuple[CallResult, ...]:
+    """Return the results of a turn, given what is read of each.
+
+    The only one has no text here, unless it is ``unread``: the trajectory has ended before it.
+    """
     answered = zip(exchange.calls, exchange.observations, texts, strict=True)
     results = tuple(
         CallResult(call.id, call.tool, seen.outcome, call.argument, talk.readable(text))
         for call, seen, text in answered
     )
-    return results if len(results) > 1 else (replace(results[0], argument="", text=""),)
+    whole = len(results) > 1 or unread
+    return results if whole else (replace(results[0], argument="", text=""),)
 
 
 def _whole_turn(path: LiveTrajectory) -> Node:

@@ -163,7 +163,8 @@ class CallResult:
     """A result: what came of a call that was executed.
 
     Of the only call of a turn, argument and text are "": the turn has the one, and the node after
-    it the other.
+    it the other. Where a trajectory ends with its turn, which made more calls than were left, both
+    are here.
     """
 
     id: str  # of the call in its dialogue
@@ -432,7 +433,7 @@ def calls_of(
         return list(results)
     call = read[0] if read else Call("", "")
     known = results[0] if results else CallResult("", call.tool, outcome)
-    return [replace(known, argument=call.argument, text=text)]
+    return [replace(known, argument=call.argument, text=text or known.text)]
 
 
 def acts_of(turn: Node, after: Node | None) -> list[str]:

@@ -14,7 +14,7 @@ from tasks.reward import TABLE
 from tasks.rewards.scoring import HIDDEN
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
 from tasks.trees.tables import save_trees, write_table
-from tasks.trees.tree import PROMPT, RESULT, TURN, Message, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, CallResult, Message, Node, Question, Tree
 from tests import mlflow_store
 
 NONE = np.zeros(0, np.float32)
@@ -89,6 +89,17 @@ def test_spans_are_turns_and_tool_calls_in_order(tree):
         ("python", "TOOL"),
         ("turn 2", "CHAT_MODEL"),
     ]
+
+
+def test_calls_that_ended_a_trajectory_have_spans(tree):
+    """The first call of a turn with too many ran, and no node has its result."""
+    ran = (CallResult("call_1", "python", "error", "8", "division by zero"),)
+    last = replace(tree.nodes[5], text=CALL, outcome="too_many_calls", results=ran)
+    tree.nodes[5] = last
+    *_, turn, call = traced(tree, 2).spans
+    assert (turn.name, call.name, call.kind) == ("turn 1", "python", "TOOL")
+    assert (call.outputs, call.outcome) == ({"result": "division by zero"}, "error")
+    assert (call.start, call.end) == (turn.end, turn.end)
 
 
 def test_whole_has_question_in_and_answer_out(tree):

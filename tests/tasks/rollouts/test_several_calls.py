@@ -174,6 +174,7 @@ def test_if_fewer_calls_are_left_the_first_ones_run(left, ran):
     (trajectory,) = tree.trajectories()
     assert [node.outcome for node in trajectory[1:]] == ["call", "ok", "too_many_calls"]
     assert [result.outcome for result in trajectory[-1].results] == ["error"] * (left - 2)
+    assert [result.text for result in trajectory[-1].results] == ["seen 8"] * (left - 2)
     assert tree.acts() == ["ok", "ok", *["error"] * (left - 2)]
 
 
