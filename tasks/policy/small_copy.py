@@ -197,13 +197,14 @@ def _windows(values: Mapping[str, Any], context: int) -> Values:
 def _positions(values: Mapping[str, Any], context: int) -> Values:
     """Return the settings of scaled positions with their original context cut."""
     changed: Values = {}
+    rotated = int(HEAD * (values.get("partial_rotary_factor") or 1))
     for key, value in values.items():
         if isinstance(value, Mapping):  # one for each kind of layers
             changed[key] = _positions(value, context)
         elif key == "original_max_position_embeddings" and _number(value) and value < context:
             changed[key] = min(value, ORIGINAL)
         elif key in ("long_factor", "short_factor"):
-            changed[key] = list(value)[: HEAD // 2]
+            changed[key] = list(value)[: rotated // 2]
         else:
             changed[key] = value
     return changed

@@ -67,6 +67,23 @@ def test_windows_and_original_contexts_that_no_context_exceeds_stay():
         assert copy.rope_parameters["factor"] == 4.0
 
 
+@pytest.mark.parametrize("part", [1.0, 0.75, 0.5])
+def test_scaled_positions_of_a_part_of_a_head_are_copied(part):
+    """Phi-4-mini as it is published: three quarters of a head are rotated, each pair by its own."""
+    factors = [1.0 + pair for pair in range(int(128 * part) // 2)]
+    config = transformers.models.auto.configuration_auto.CONFIG_MAPPING["phi3"](
+        partial_rotary_factor=part,
+        num_attention_heads=24,
+        original_max_position_embeddings=4096,
+        max_position_embeddings=131072,
+        rope_scaling={"type": "longrope", "short_factor": factors, "long_factor": factors},
+        pad_token_id=0,
+    )
+    copy = small_copy.small_copy(config, CONTEXT).config
+    assert copy.hidden_size == small_copy.HIDDEN
+    assert len(copy.rope_parameters["long_factor"]) == int(small_copy.HEAD * part) // 2
+
+
 def test_each_mixture_of_kinds_is_there_once():
     config = CONFIGS["cohere2_moe"](
         num_hidden_layers=8,
