@@ -39,6 +39,7 @@ from tasks.dialects.json_values import depth, object_of, quoted
 from tasks.dialects.prompt_check import (
     PROBE,
     Messages,
+    end_faults,
     has_clock,
     prompt_faults,
     refuse,
@@ -662,6 +663,8 @@ def open_native(
     name, renderer = family.open_renderer(
         settings.renderer, settings.options, tokenizer, dialogue.date
     )
+    if name == family.DEFAULT:
+        refuse("native", end_faults(tokenizer, dialogue))
     told = [] if [spec.name for spec in specs] == [FREE_ACT] else [spec.name for spec in specs]
     opened: list[NativeDialect] = []
 

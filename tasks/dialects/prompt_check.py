@@ -211,6 +211,24 @@ def unsound(tokenizer: Any) -> list[str]:
     ]
 
 
+def end_faults(tokenizer: Any, dialogue: Dialogue) -> list[str]:
+    """Return a line where a template ends a turn otherwise than the tokenizer does; or [].
+
+    Only the tokenizer's ends a turn where no family says more: the agent would go on after its own.
+    """
+    said = [{"role": "user", "content": PROBE.text}, {"role": "assistant", "content": SAID}]
+    added = [mark.content for mark in tokenizer.added_tokens_decoder.values() if mark.special]
+    with suppress(Exception):  # of a template: any kind
+        after = applied(tokenizer, said, dialogue.date, False).rpartition(SAID)[2].lstrip()
+        ends = sorted(filter(after.startswith, added), key=len)
+        if ends and ends[-1] != tokenizer.eos_token:
+            return [
+                f"the policy's chat template ends a turn with {ends[-1]!r}, its tokenizer with "
+                f"{tokenizer.eos_token!r}: set eos_token of tokenizer_config.json to {ends[-1]!r}"
+            ]
+    return []
+
+
 def has_clock(tokenizer: Any) -> bool:
     """Return whether the prompts of a chat template show the day."""
     asked = [{"role": "user", "content": PROBE.text}]

@@ -121,6 +121,18 @@ def test_a_template_whose_calls_no_agent_could_make_is_refused_in_one_line(templ
     opened(template, specs=[PYTHON])  # in tags, the template writes no calls
 
 
+def test_a_tokenizer_ends_a_turn_as_its_template_does():
+    """An agent of no family would go on after the mark that it was trained to end with."""
+    speaks, _ = opened("calls", native)
+    speaks.eos_token = "<|endoftext|>"
+    sizes = {"turn_tokens": 99, "result_tokens": 99, "response_tokens": 999, "tool_calls": 3}
+    remedy = r"its tokenizer with '<\|endoftext\|>': set eos_token .* to '<\|im_end\|>'$"
+    with pytest.raises(ValueError, match=remedy):
+        native.open_native(
+            native.Native(renderer="default"), speaks, Dialogue(system="", **sizes), []
+        )
+
+
 def test_a_template_of_no_family_has_the_parser_that_reads_its_calls():
     """Without one, every call would be read as an answer without a box."""
     speaks, dialect = opened("calls", native, "Call python.", [PYTHON])
