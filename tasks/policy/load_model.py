@@ -31,6 +31,7 @@ tokenization_auto = transformers.models.auto.tokenization_auto
 # at once (reinforce.ahead) fail.
 LOADING = threading.Lock()
 META = torch.device("meta")
+ATTENTION = ("attn_implementation", "_attn_implementation")  # keys of a config.json
 TOKENIZER = "tokenizer.json"  # in a policy's folder
 
 
@@ -123,6 +124,7 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
     reading = _without_accelerate() if quantized else nullcontext()
     try:
         with LOADING, _unfilled(), _explained(name), reading:
+            options |= _without_attention(whole)
             model, loading = kind.from_pretrained(
                 name,
                 revision=revision,
@@ -143,6 +145,17 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
             "code when they are read. Choose a revision with safetensors, or load the model on a "
             "machine that may run its code and write it with save_pretrained"
         ) from error
+
+
+def _without_attention(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option that leaves out a form of attention that a config.json asks for.
+
+    It was that of the machine which saved the policy, and may need a library that is not here.
+    """
+    if not any(key in config for key in ATTENTION):
+        return {}
+    rest = {key: value for key, value in config.items() if key not in ATTENTION}
+    return {"config": transformers.AutoConfig.for_model(rest.pop("model_type"), **rest)}
 
 
 def _dequantizing(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,6 +139,19 @@ def test_head_that_the_whole_ties_is_the_embedding(tied, tokenizer, tmp_path):
     torch.testing.assert_close(loaded(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_attention_of_the_machine_that_saved_a_policy_is_not_asked_for(
+    key, policy, tokenizer, tmp_path
+):
+    for part in (policy, tokenizer):
+        part.save_pretrained(tmp_path)
+    configured(tmp_path, **{key: "flash_attention_2"})
+    settings = PretrainedPolicy(kind="pretrained", name=str(tmp_path), revision=None, context=64)
+    for loaded in (fetch_policy(settings)[0], load_policy(tmp_path, MACHINE)):
+        assert loaded.config._attn_implementation == "sdpa"
+        assert torch.equal(loaded.lm_head.weight, policy.lm_head.weight)
+
+
 def test_quantized_weights_become_plain_ones(tokenizer, tmp_path):
     """Weights in fp8, with a scale for each block of 128 numbers, as Qwen and DeepSeek write."""
     sizes = SIZES | {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
