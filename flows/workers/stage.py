@@ -66,6 +66,8 @@ def explained(error: Exception, recipe: str) -> str | None:
         return f"{error}. The disk is full: free some space, and the same call resumes here"
     if message := memory_shortage.explained(error, recipe):
         return message
+    if isinstance(error, OSError) and error.errno is None:  # a sentence, as of a policy's files
+        return " ".join(str(error).split())
     return str(error) if isinstance(error, ValueError | RuntimeError) else None
 
 

@@ -97,7 +97,7 @@ def test_disk_without_room_is_found_before_any_work(project):
     stage.check("toy", stages=[])
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, OSError])
 def test_failing_flow_is_one_message(reported, capsys, error):
     @flow(name="first")
     def failing(recipe: str) -> None:
