@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -29,6 +30,7 @@ from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import Machine
 from tasks.learning import learner
 from tasks.learning.algorithm import assemble
+from tasks.learning.attention import GATHERED
 from tasks.learning.credit import credited
 from tasks.learning.packing import Credited, Forest, forest, lay_out
 from tasks.policy.resident import Learner
@@ -151,7 +153,8 @@ class Table(torch.nn.Module):
         self.case = case
         self.head = torch.nn.Linear(STATES, TOKENS, bias=False)
         self.head.weight.data = case.table()
-        self.base_model = self._states
+        self.base_model: Any = partial(self._states)
+        self.base_model.config = SimpleNamespace(_attn_implementation=GATHERED)
 
     def get_output_embeddings(self) -> torch.nn.Linear:
         """Return the head."""
@@ -159,8 +162,7 @@ class Table(torch.nn.Module):
 
     def forward(self) -> SimpleNamespace:
         """Return the logits of the states."""
-        states: Any = self.base_model
-        return SimpleNamespace(logits=self.head(states().last_hidden_state))
+        return SimpleNamespace(logits=self.head(self.base_model().last_hidden_state))
 
     def _states(self, input_ids: torch.Tensor, forest: Forest, **_: Any) -> SimpleNamespace:
         tokens, states = input_ids[0].tolist(), [0] * input_ids.shape[1]
