@@ -16,7 +16,8 @@ from tasks.dialects.prompt_check import PROBE, plain, reason_of
 from tasks.trees.outcomes import Outcome, StopReason
 from tasks.trees.tree import Call, Observation, ToolSpec
 
-ARGUMENT, RESULT = "11213", "The outcome is 31415"  # texts that no template has
+# Texts that no template has; an argument of digits alone would be a number to some parsers.
+ARGUMENT, RESULT = "print(11213)", "The outcome is 31415"
 TAGS = "choose the dialect tags"
 
 
