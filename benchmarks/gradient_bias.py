@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -140,6 +139,18 @@ class Case:
         return tree, rewards
 
 
+@dataclass(frozen=True)
+class OneHotLayers:
+    """The layers of a ``Table``, over forests."""
+
+    states: Callable[..., SimpleNamespace]
+    config = SimpleNamespace(_attn_implementation=GATHERED)
+
+    def __call__(self, *arguments: Any, **named: Any) -> SimpleNamespace:
+        """Return the states."""
+        return self.states(*arguments, **named)
+
+
 class Table(torch.nn.Module):
     """A policy whose hidden states are one-hot, so that its head's weights are a table of logits.
 
@@ -153,8 +164,7 @@ class Table(torch.nn.Module):
         self.case = case
         self.head = torch.nn.Linear(STATES, TOKENS, bias=False)
         self.head.weight.data = case.table()
-        self.base_model: Any = partial(self._states)
-        self.base_model.config = SimpleNamespace(_attn_implementation=GATHERED)
+        self.base_model = OneHotLayers(self._states)
 
     def get_output_embeddings(self) -> torch.nn.Linear:
         """Return the head."""
