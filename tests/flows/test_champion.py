@@ -10,10 +10,13 @@ import yaml
 
 from flows.runs import cache
 from flows.stages.cold_start import cold_start_flow
+from params.run_folders import RunFolders
 from params.schema import champion
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import champion as champion_module
+from tasks.trees.tables import save_questions
+from tasks.trees.tree import Question
 from tests import toy_project as toy
 from tests.checkout import call, checkout
 
@@ -66,6 +69,9 @@ def prepared(tmp_path, monkeypatch, policy, tokenizer):
     Path("models/smoke/initial").mkdir(parents=True)
     Path("data/smoke").mkdir(parents=True)
     Path("data/smoke/traces.parquet").touch()
+    save_questions(
+        [Question("q", "sum", "What is 1 + 2?", ("3",))], RunFolders("smoke").split("train")
+    )
 
     def bring(digest, target):
         policy.save_pretrained(target)
@@ -81,4 +87,5 @@ def test_training_begins_with_the_champion_where_the_recipe_says_so(prepared, ca
     begun = Artifact.at(Path("models/smoke/cold_start"))
     assert begun.digest == champion_module.policy(Path("models/smoke/champion")).digest
     assert "cold_start: the champion as it is" in capsys.readouterr().out
-    assert not list(artifacts.ROOT.rglob("record.json")), "nothing was fine-tuned"
+    assert not list(artifacts.ROOT.rglob("[0-9]*-cold_start-*")), "nothing was fine-tuned"
+    assert len(list(artifacts.ROOT.rglob("record.json"))) == 1, "the check of the policy"
