@@ -5,8 +5,8 @@ A context is a path, or what a fresh prompt cuts off from it.
 The learner passes the forest (tasks/learning/packing.py) to the model, and transformers passes it
 on to both forms. Gathered attention works on any device: it selects rows of queries and keys from
 the slots for scaled-dot-product attention. Flex attention is for a GPU: it computes over all slots
-in their order, with a block mask. A model whose layers have no form on trees keeps its own
-attention, and computes rows.
+in their order, with a block mask. Layers that carry a state, or convolve, are in recurrent.py. A
+model whose layers have no form on trees keeps its own attention, and computes rows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tasks.learning.packing import BLOCK, Forest, Layout, row_tokens, slots_of
+from tasks.learning.recurrent import going_along
 from tasks.policy import layer_kinds, world
 from tasks.policy.attention_terms import (
     at_positions,
@@ -74,14 +75,15 @@ def together() -> bool:
 
 @contextmanager
 def attending(model: Any, form: str) -> Iterator[None]:
-    """Let ``model`` attend in a form inside this context; restore its attention after."""
+    """Let ``model`` compute in a form inside this context; restore its layers after."""
     if form == ROWS:
         yield
         return
     before = model.config._attn_implementation
     model.set_attn_implementation(form)
     try:
-        yield
+        with going_along(model):
+            yield
     finally:
         model.set_attn_implementation(before)
 

@@ -1,11 +1,12 @@
 """Which layers a policy has, by its config.json, and the form in which it learns.
 
-Where every layer sees all tokens of its context, or a window or a chunk of them in an architecture
-that names it to its attention, the learner computes a token that several trajectories share once:
-trees. Only architectures that have been tried are known to be right as trees. A layer that carries
-a state from token to token would be trained wrongly without an error. So any other policy learns
-from rows: each context by itself, in the model's own forward pass. What is no causal language
-model is refused before any work.
+Where every layer has a form on trees, the learner computes a token that several trajectories share
+once. A layer attends to all tokens of its context, or to a window or a chunk of them that it names
+to its attention, or it carries a state from token to token in a way that is known to
+tasks/learning/recurrent.py. An unknown layer would be trained wrongly without an error, so only
+architectures that have been tried learn as trees. Any other policy learns from rows: each context
+by itself, in the model's own forward pass. What is no causal language model is refused before any
+work.
 """
 
 from __future__ import annotations
@@ -54,7 +55,17 @@ PLAIN_ATTENTION = {  # they pass to their attention what they get
     *("solar_open",),
 }
 CHUNKED = {"llama4_text"}  # attention finds their chunks in their config
-WRAPPING = {"gemma3", "gemma4", "gemma4_unified"}  # they pass on what they get to one of the above
+# Their layers that carry a state, or convolve, have a form in tasks/learning/recurrent.py, and
+# their attention sees all tokens.
+STATEFUL = {
+    *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe"),
+    *("mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text"),
+    "qwen3_next",
+}
+STATES = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
+WRAPPING = {  # they pass on what they get to one of the above
+    *("gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe"),
+}
 INSTEAD = "take a causal language model of text, such as one of Llama, Qwen or Mistral"
 NO_POLICIES = {  # architectures that transformers lists as causal language models all the same
     "blt": "which reads patches of bytes in place of tokens",
@@ -173,11 +184,12 @@ def learner_form(config: Mapping[str, Any], context: int | None = None) -> Learn
     wrapping = text.get(WRAPPED_BY, kind)
     if wrapping != kind and wrapping not in WRAPPING:
         return LearnerForm(ROWS, f"the architecture {wrapping}")
-    if kind not in PLAIN_ATTENTION | WINDOWED | CHUNKED:
+    if kind not in PLAIN_ATTENTION | WINDOWED | CHUNKED | STATEFUL:
         return LearnerForm(ROWS, _layers_without(text, kind))
     longest = context or _number(text.get("max_position_embeddings"))
     kinds = kinds_of(text)
     sound = {*FULL, *(WINDOWS[:1] if kind in WINDOWED else ()), *_chunks(kind)}
+    sound |= {*STATES} if kind in STATEFUL else set()
     for layers in filter(lambda each: each not in sound, kinds):
         size = _size(text, layers) if layers in WINDOWS else None
         if size is None or longest is None or size < longest:
