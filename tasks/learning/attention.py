@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from tasks.learning.packing import BLOCK, Forest, Layout, row_tokens, slots_of
+from tasks.learning.packing import BLOCK, Bucket, Forest, Layout, row_tokens, slots_of
 from tasks.learning.recurrent import going_along
 from tasks.policy import layer_kinds, world
 from tasks.policy.attention_terms import (
@@ -30,7 +30,10 @@ from tasks.policy.attention_terms import (
     chunk_of,
     in_chunk,
     in_window,
+    less_sinks,
     refuse,
+    window_of,
+    with_sinks,
 )
 from tasks.policy.lean_transformers import transformers
 
@@ -81,6 +84,11 @@ def attending(model: Any, form: str) -> Iterator[None]:
         return
     before = model.config._attn_implementation
     model.set_attn_implementation(form)
+    if not over_forests(model):  # transformers leaves attention of another making as it is
+        raise ValueError(
+            f"the attention of {type(model).__name__} cannot be set, so no tree goes through it: "
+            "take another policy"
+        )
     try:
         with going_along(model):
             yield
@@ -100,63 +108,87 @@ def gathered_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend with each context's own tokens as queries over all of it, bucket by bucket.
 
-    query [1, heads, U, size], key and value [1, key-value heads, U, size]; returns [1, U, heads,
-    size]. The number of queries is that of unique tokens, whatever the shape of the tree. In a
-    layer with a window, a token sees those of its context that are less than it before the token;
-    in one with chunks, those of its context that are in the same chunk.
+    query [1, heads, U, size], key and value [1, key-value heads, U, size], where values may have
+    another size; returns [1, U, heads, size of values]. The number of queries is that of unique
+    tokens, whatever the shape of the tree. In a layer with a window, a token sees those of its
+    context that are less than it before the token; in one with chunks, those of its context that
+    are in the same chunk. ``s_aux`` [heads]: sinks, one more logit of each head's softmax.
     Raises ValueError for dropout, and for what an architecture adds that is not computed here.
     """
-    forest = _checked(forest, dropout, others)
-    query = at_positions(module, query, forest.positions[0])
+    forest = _checked(forest, dropout, softcap, s_aux, others)
+    query, size = at_positions(module, query, forest.positions[0]), value.shape[-1]
+    if s_aux is not None:
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        query, key, value = with_sinks(query, key, value, s_aux, scaling)
     slots = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]  # [U, heads, size]
     attend = partial(capped_attention, softcap=softcap) if softcap else _plain
     mixed = []
-    masks = visible_in(forest, sliding_window, chunk_of(module))
-    for bucket, visible in zip(forest.buckets, masks, strict=True):
-        picked = zip(slots, (bucket.queries, bucket.keys, bucket.keys), strict=True)
+    window, chunk = window_of(module, sliding_window), chunk_of(module)
+    seen_by = visible_in(forest, window, chunk, s_aux is not None)
+    for bucket, (keys, visible) in zip(forest.buckets, seen_by, strict=True):
+        picked = zip(slots, (bucket.queries, keys, keys), strict=True)
         seen = attend(*(_pick(*pair) for pair in picked), visible, scale=scaling)
         mixed.append(seen.transpose(1, 2).flatten(0, 1))
-    return torch.cat(mixed).index_select(0, forest.places)[None], None
+    return torch.cat(mixed).index_select(0, forest.places)[None, ..., :size], None
 
 
 _plain = partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True)
 
 
-def _checked(forest: Forest | None, dropout: float, others: Mapping[str, Any]) -> Forest:
+def _checked(
+    forest: Forest | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    others: Mapping[str, Any],
+) -> Forest:
     """Return the forest. Raises ValueError where layers did not pass it on, and as ``refuse``."""
     if forest is None:
         raise ValueError(
             "the policy's layers do not pass on what they are given to their attention, so no tree "
             "goes through them: take another policy"
         )
+    if sinks is not None:
+        others = {**others, "s_aux together with softcap": softcap}
     refuse(dropout, others)
     return forest
 
 
-def visible_in(forest: Forest, window: int | None, chunk: int | None) -> list[Tensor]:
-    """Return which keys each query sees, bucket by bucket, in a layer with one of both, or none.
+Sight = tuple[int | None, int | None, bool]  # window and chunk of a layer, and whether it has sinks
+KeysSeen = tuple[Tensor, Tensor]  # of a bucket: keys [R, B], and which each query sees [R, 1, A, B]
 
-    Bool, [R, 1, A, B] each: the mask of the bucket without keys that are ``window`` tokens or more
-    before the query, or in another ``chunk``.
+
+def visible_in(
+    forest: Forest, window: int | None, chunk: int | None, sinks: bool = False
+) -> list[KeysSeen]:
+    """Return the keys of each bucket, and which each query sees, in a layer with one of both.
+
+    The mask is that of the bucket without keys that are ``window`` tokens or more before the query,
+    or in another ``chunk``. ``sinks``: all see one more key, which comes after all slots.
     """
-    window, chunk = _shorter(forest, window), _shorter(forest, chunk)
-    masks = _visible.setdefault(forest, {})
-    if (window, chunk) not in masks:
-        masks[window, chunk] = [_seen(bucket.visible, window, chunk) for bucket in forest.buckets]
-    return masks[window, chunk]
+    sight = (_shorter(forest, window), _shorter(forest, chunk), sinks)
+    found = _visible.setdefault(forest, {})
+    if sight not in found:
+        found[sight] = [_seen(bucket, sight, len(forest.places)) for bucket in forest.buckets]
+    return found[sight]
 
 
-def _seen(visible: Tensor, window: int | None, chunk: int | None) -> Tensor:
-    seen = in_window(visible, window) if window else visible
-    return seen & in_chunk(visible, chunk) if chunk else seen
+def _seen(bucket: Bucket, sight: Sight, slots: int) -> KeysSeen:
+    window, chunk, sinks = sight
+    seen = in_window(bucket.visible, window) if window else bucket.visible
+    seen = seen & in_chunk(bucket.visible, chunk) if chunk else seen
+    if not sinks:
+        return bucket.keys, seen
+    pad = torch.nn.functional.pad
+    return pad(bucket.keys, (0, 1), value=slots), pad(seen, (0, 1), value=True)
 
 
-Sight = tuple[int | None, int | None]  # window and chunk of a layer
-_visible: WeakKeyDictionary[Forest, dict[Sight, list[Tensor]]] = WeakKeyDictionary()
+_visible: WeakKeyDictionary[Forest, dict[Sight, list[KeysSeen]]] = WeakKeyDictionary()
 
 
 def _shorter(forest: Forest, size: int | None) -> int | None:
@@ -181,13 +213,14 @@ def forest_flex_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend over all slots with flex attention, which skips blocks without a visible pair.
 
     Shapes and errors are those of ``gathered_attention``.
     """
-    forest = _checked(forest, dropout, others)
+    forest = _checked(forest, dropout, softcap, s_aux, others)
     query = at_positions(module, query, forest.positions[0])
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -196,11 +229,15 @@ def forest_flex_attention(
         query,
         key,
         value,
-        block_mask=block_mask(forest, sliding_window, chunk_of(module)),
+        block_mask=block_mask(forest, window_of(module, sliding_window), chunk_of(module)),
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
         **({"score_mod": _capped(softcap)} if softcap else {}),
+        **({"return_aux": AuxRequest(lse=True)} if s_aux is not None else {}),
     )
+    if s_aux is not None:
+        mixed, sums = mixed
+        mixed = less_sinks(mixed, sums.lse, s_aux)
     assert isinstance(mixed, Tensor)
     return mixed.transpose(1, 2), None
 
@@ -232,7 +269,9 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 # one mask for all layers of a kind
-_masks: WeakKeyDictionary[Forest, dict[Sight, BlockMask]] = WeakKeyDictionary()
+_masks: WeakKeyDictionary[Forest, dict[tuple[int | None, int | None], BlockMask]] = (
+    WeakKeyDictionary()
+)
 
 
 def block_mask(forest: Forest, window: int | None = None, chunk: int | None = None) -> BlockMask:

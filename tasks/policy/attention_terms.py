@@ -1,4 +1,4 @@
-"""What architectures add to attention, in every form of it: windows, chunks, bounded scores.
+"""What architectures add to attention, in every form of it: windows, chunks, bounds, sinks.
 
 Torch only.
 """
@@ -62,6 +62,39 @@ def capped_attention(
     return torch.softmax(scores.float(), dim=-1).to(value.dtype) @ value
 
 
+SINK_SIZES = 8  # more numbers of a head, one of which is used: kernels like multiples of 8
+
+
+def with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add one more key that stands for the sinks: its scores are theirs, and its value is zero.
+
+    A sink is one more logit of a head's softmax, which takes weight from all keys (gpt-oss,
+    arXiv 2508.10925, section 2.2). query [1, heads, U, size], key and value [1, key-value heads, U,
+    size], sinks [heads]; ``scale`` is what scores are multiplied by. Returns them with
+    ``SINK_SIZES`` more numbers a head, and key and value with one more slot. The first new number
+    is sink / scale in queries, 1 in the new key and 0 in the others: heads that share keys keep
+    sinks of their own, and masks stay of type bool.
+    """
+    size = key.shape[-1]
+    heads = (sinks / scale).to(query.dtype)[:, None, None].expand(*query.shape[:3], 1)
+    query = torch.cat([query, torch.nn.functional.pad(heads, (0, SINK_SIZES - 1))], dim=-1)
+    key, value = (torch.nn.functional.pad(each, (0, SINK_SIZES, 0, 1)) for each in (key, value))
+    key[..., -1, size] = 1
+    return query, key, value
+
+
+def less_sinks(mixed: Tensor, log_sums: Tensor, sinks: Tensor) -> Tensor:
+    """Take from what plain attention gives the share of the sinks: sigmoid(lse - sink) is left.
+
+    mixed [1, heads, U, size]; log_sums [1, heads, U] are of the exponentials of its scores, and
+    sinks [heads].
+    """
+    left = torch.sigmoid(log_sums.float() - sinks.float()[:, None])
+    return mixed * left[..., None].to(mixed.dtype)
+
+
 def in_window(visible: Tensor, window: int) -> Tensor:
     """Return a mask [..., A, B], whose queries see keys from 0 on, without keys before a window."""
     positions = visible.sum(-1, keepdim=True) - 1  # of the queries in their contexts
@@ -86,6 +119,20 @@ def chunk_of(module: Any) -> int | None:
     if not kinds or kinds[module.layer_idx] != "chunked_attention":
         return None
     return int(config.attention_chunk_size)  # type: ignore[union-attr]
+
+
+def window_of(module: Any, told: int | None) -> int | None:
+    """Return the window of a layer's attention: as told, or as its masks have it (Phi-3.5-MoE).
+
+    Some architectures make the window a matter of their masks, which depend on their config alone.
+    """
+    config = getattr(module, "config", None)
+    if told is not None or config is None or getattr(config, "use_sliding_window", None) is False:
+        return told
+    kinds = getattr(config, "layer_types", None)
+    if kinds and kinds[module.layer_idx] != "sliding_attention":
+        return None
+    return getattr(config, "sliding_window", None) or None
 
 
 def at_positions(module: Any, query: Tensor, positions: Tensor) -> Tensor:
