@@ -186,8 +186,10 @@ def test_every_architecture_whose_windows_are_sound_is_tried_here():
 @pytest.mark.parametrize(
     "kind, learner",
     [
-        ("qwen3_5_text", "rows"),  # a state from token to token
-        ("lfm2", "rows"),  # a convolution
+        ("qwen3_5_moe_text", "trees"),  # a state from token to token, and experts
+        ("bamba", "trees"),
+        ("olmo_hybrid", "trees"),
+        ("falcon_mamba", "rows"),  # a state, in a model that passes nothing on
         ("deepseek_v3", "rows"),  # latent attention
         ("gpt_oss", "rows"),  # sinks
         ("afmoe", "trees"),  # windows
@@ -206,8 +208,8 @@ def test_a_family_learns_and_samples_as_its_own_pass(kind, learner):
 
 @pytest.fixture(scope="module")
 def recurrent():
-    """A model with a convolution, in evaluation mode."""
-    return small_copy(families.config_of("lfm2"), 2**20)
+    """A model that learns as rows, in evaluation mode."""
+    return small_copy(families.config_of("falcon_mamba"), 2**20)
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +277,6 @@ def test_the_price_of_rows_is_said(recurrent, fresh):
     trees, packed = fresh
     said = passes.price_of_rows(recurrent, trees)
     rows = sum(len(row) for layout in packed.layouts for row in layout.rows)
-    assert "(1 of 2 layers conv)" in said and f"computes {rows} tokens" in said
+    assert "(2 of 2 layers linear_attention)" in said and f"computes {rows} tokens" in said
     assert f"instead of {packed.tokens.shape[1]}, " in said
     assert passes.price_of_rows(model_of("qwen3"), trees) == ""
