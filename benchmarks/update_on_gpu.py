@@ -3,19 +3,22 @@
     python -m benchmarks.update_on_gpu                     # Qwen2.5-0.5B to 3B, random weights
     python -m benchmarks.update_on_gpu --only Qwen2.5-0.5B  # one of them: a third of the minutes
     python -m benchmarks.update_on_gpu --leaves 8 --prompt 4096 --updates  # no sampling
+    python -m benchmarks.update_on_gpu --only Qwen3.5-like --packings trees own --repetitions 3
     python -m benchmarks.update_on_gpu --device cpu --tiny --file X.json   # a trial without a GPU
 
 The update: tokens per second of its forward and backward pass. Trees are synthetic: 16 leaves
 (``--leaves``) share a prompt, and half of them branch off the others after a tool result. ``trees``
 computes each token once; ``rows`` computes each leaf on its own, packed end to end in the same
-kernels. Passes are in bf16; weights, loss and the optimizer's state, which counts in the peak, in
-float32. ``recompute`` is the recipe's: activations are computed again for the backward pass. The
-share of the chip is the operations of the packing's own tokens (those that are computed again count
-once) over the chip's rate for a large bf16 matrix product, measured in the same run.
+kernels; ``own`` is the policy's own pass over padded rows, for families other than Qwen2, and alone
+for one that learns as rows. Passes are in bf16; weights, loss and the optimizer's state, which
+counts in the peak, in float32. ``recompute`` is the recipe's: activations are computed again for
+the backward pass. The share of the chip is the operations of the packing's own tokens (those that
+are computed again count once, those inside a recurrent state do not) over the chip's rate for a
+large bf16 matrix product, measured in the same run.
 
-Sampling: decoding steps of the transformers engine with weights in bf16. A step reads every weight
-and the keys and values of all rows once; the floor is that many bytes at the rate at which the chip
-copies memory, measured in the same run.
+Sampling, of Qwen2 alone: decoding steps of the transformers engine with weights in bf16. A step
+reads every weight and the keys and values of all rows once; the floor is that many bytes at the
+rate at which the chip copies memory, measured in the same run.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -35,7 +38,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from params.schema.algorithms import load_algorithms
 from params.schema.base import Machine
@@ -44,21 +46,23 @@ from tasks.engines import SamplingRequest
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import gradients, learner, passes
 from tasks.learning.algorithm import assemble
-from tasks.learning.attention import PAIRS, attending, form_for
+from tasks.learning.attention import PAIRS, ROWS, TOKENS, attending, form_of
 from tasks.learning.losses import Loss
 from tasks.learning.packing import Cost, Credit, Credited, Forest, forests, lay_out
-from tasks.policy import checkpoint, resident
+from tasks.policy import checkpoint, layer_kinds, resident
+from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import use_machine
 from tasks.policy.resident import Learner
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
 
 FILE = Path(__file__).with_name("update_on_gpu.json")
 BF16 = torch.bfloat16
+QWEN2 = "qwen2"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a Qwen2 policy with tied embeddings."""
+    """Sizes of a policy with tied embeddings, and what else its family's config says."""
 
     hidden: int
     layers: int
@@ -66,6 +70,8 @@ class Architecture:
     key_value_heads: int
     feed_forward: int
     vocabulary: int
+    family: str = QWEN2
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,22 @@ PLAN = Plan(
         "Qwen2.5-0.5B": Architecture(896, 24, 14, 2, 4864, 151_936),
         "Qwen2.5-1.5B": Architecture(1536, 28, 12, 2, 8960, 151_936),
         "Qwen2.5-3B": Architecture(2048, 36, 16, 2, 11_008, 151_936),
+        # Half a billion weights each, in the proportions of the family's published policies.
+        "Qwen3.5-like": Architecture(
+            *(1024, 16, 8, 2, 3584, 151_936),
+            family="qwen3_5_text",
+            more={"linear_num_key_heads": 16, "linear_num_value_heads": 16},
+        ),
+        "gpt-oss-like": Architecture(
+            *(768, 12, 12, 2, 768, 151_936),
+            family="gpt_oss",
+            more={"head_dim": 64, "num_local_experts": 16, "num_experts_per_tok": 4},
+        ),
+        "DeepSeek-like": Architecture(
+            *(768, 16, 12, 12, 2048, 151_936),
+            family="deepseek_v3",
+            more={"n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 512},
+        ),
     },
     shape=Shape(prompt=512, turns=4, turn=200, result=80),
     tokens=(32_768, 16_384, 8_192),
@@ -114,7 +136,35 @@ PLAN = Plan(
     rows=(16, 128),
 )
 TINY = Plan(
-    architectures={"tiny": Architecture(32, 2, 2, 1, 64, 512)},
+    architectures={
+        "tiny": Architecture(32, 2, 2, 1, 64, 512),
+        "tiny-Qwen3.5": Architecture(
+            *(32, 4, 2, 1, 64, 512),
+            family="qwen3_5_text",
+            more={
+                **{"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
+                **{"linear_num_key_heads": 2, "linear_num_value_heads": 2},
+            },
+        ),
+        "tiny-gpt-oss": Architecture(
+            *(32, 2, 2, 1, 64, 512),
+            family="gpt_oss",
+            more={
+                **{"head_dim": 16, "sliding_window": 16},
+                **{"num_local_experts": 4, "num_experts_per_tok": 2},
+            },
+        ),
+        "tiny-DeepSeek": Architecture(
+            *(32, 2, 2, 2, 64, 512),
+            family="deepseek_v3",
+            more={
+                **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8},
+                **{"qk_nope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1},
+                **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+                **{"n_group": 1, "topk_group": 1},
+            },
+        ),
+    },
     shape=Shape(prompt=16, turns=3, turn=6, result=3),
     tokens=(1024,),
     matrix=256,
@@ -138,6 +188,7 @@ SETTINGS = Update(
 TREES = 4  # a batch
 WARM_UP, REPETITIONS = 2, 5
 PACKINGS = ("trees", "rows")
+OWN = "own"  # no packing of ours
 VARIANTS = (("trees", False), ("rows", False), ("trees", True))  # packing, recompute
 
 
@@ -146,7 +197,8 @@ VARIANTS = (("trees", False), ("rows", False), ("trees", True))  # packing, reco
 
 def policy(architecture: Architecture, device: str) -> Any:
     """Return a policy with random weights in float32."""
-    config = Qwen2Config(
+    config = transformers.AutoConfig.for_model(
+        architecture.family,
         vocab_size=architecture.vocabulary,
         hidden_size=architecture.hidden,
         intermediate_size=architecture.feed_forward,
@@ -157,10 +209,11 @@ def policy(architecture: Architecture, device: str) -> Any:
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,
+        **architecture.more,
     )
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = Qwen2ForCausalLM(config)
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
     return model.train()
 
 
@@ -221,26 +274,51 @@ def micro_batches(
 # ---------------------------------------------------------------- what it costs
 
 
-def operations(architecture: Architecture, batch: Sequence[Forest]) -> float:
+def operations(model: Any, batch: Sequence[Forest]) -> float:
     """Count the multiplications and additions of forward and backward pass for a packing.
 
-    A token goes through the matrices of every layer, a sampled one through the head, a query meets
-    the keys of its own path up to itself. The backward pass is twice the forward pass.
+    A token goes through the matrices of every layer, of experts those that it chooses; a sampled
+    one goes through the head; in a layer with attention a query meets the keys of its own path up
+    to itself, in one with a window the last of them. The backward pass is twice the forward pass.
     """
-    size = architecture
-    head_size = size.hidden // size.heads
-    matrices = size.hidden * (
-        2 * size.hidden + 2 * size.key_value_heads * head_size + 3 * size.feed_forward
-    )
+    config = model.config
+    head = model.get_output_embeddings().weight.numel()
     slots = sum(forest.tokens.shape[1] for forest in batch)
     sampled = sum(len(forest.targets) for forest in batch)
-    pairs = sum(int((forest.positions + 1).sum()) for forest in batch)
-    forward = (
-        2 * slots * size.layers * matrices
-        + 2 * sampled * size.hidden * size.vocabulary
-        + 4 * pairs * size.hidden * size.layers
+    kinds = layer_kinds.kinds_of(layer_kinds.described(config))
+    pairs = sum(
+        layers * _pairs(batch, config.sliding_window if kind == "sliding_attention" else None)
+        for kind, layers in kinds.items()
+        if kind in ("full_attention", "sliding_attention")
     )
+    forward = 2 * slots * matrices(model) + 2 * sampled * head + 2 * pairs * _widths(config)
     return 3.0 * forward
+
+
+def matrices(model: Any) -> float:
+    """Count the entries of the layers' matrices that a token meets."""
+    config = model.config.to_dict()
+    experts = config.get("num_local_experts") or config.get("n_routed_experts") or 1
+    share = config.get("num_experts_per_tok", 1) / experts
+    return sum(
+        weight.numel() * (share if ".experts." in name else 1)
+        for name, weight in model.base_model.layers.named_parameters()
+        if name.endswith(("weight", "_proj")) and weight.ndim > 1
+    )
+
+
+def _pairs(batch: Sequence[Forest], window: int | None) -> int:
+    """Count the (query, key) pairs of a layer with attention."""
+    seen = [forest.positions + 1 for forest in batch]
+    return sum(int((each.clamp(max=window) if window else each).sum()) for each in seen)
+
+
+def _widths(config: Any) -> int:
+    """Return the entries of a query and of a value, of all heads."""
+    values = config.to_dict()
+    size = values.get("head_dim") or config.hidden_size // config.num_attention_heads
+    both = values.get("qk_head_dim", size) + values.get("v_head_dim", size)
+    return int(config.num_attention_heads * both)
 
 
 def matrix_rate(device: str, size: int, repetitions: int = 20) -> float:
@@ -293,12 +371,14 @@ def measure(
     tokens: int,
     device: str,
     rate: float,
+    repetitions: int,
 ) -> dict[str, Any]:
     """Measure one line of the table of updates."""
     learning = Learner(Path(name), policy(architecture, device), None)
     checkpoint.prepare_optimizer(learning, SETTINGS)
     loss = assemble(load_algorithms()["grpo"], 1).loss
-    machine, form = machine_of(device), form_for(device)
+    machine = machine_of(device)
+    form = ROWS if packing == OWN else form_of(learning.model, device)
     cost = passes.training_cost(learning.model, form)
     batch = micro_batches(trees, packing, tokens, cost, device)
     if device == "cuda":
@@ -308,10 +388,11 @@ def measure(
         gradients.apply_gradients(learning, SETTINGS)  # the optimizer has its state from now on
         seconds = [
             timed(lambda: forward_backward(learning, batch, loss, machine), device)
-            for _ in range(WARM_UP + REPETITIONS)
+            for _ in range(WARM_UP + repetitions)
         ][WARM_UP:]
     second, counted = median(seconds), sizes(trees)
-    performed = operations(architecture, batch)
+    apart = micro_batches(trees, "rows", tokens, cost, device) if packing == OWN else batch
+    performed = operations(learning.model, apart)
     return {
         "architecture": name,
         "packing": packing,
@@ -319,7 +400,7 @@ def measure(
         "micro_batch_tokens": tokens,
         "micro_batches": len(batch),
         **counted,
-        "computed_tokens": sum(forest.tokens.shape[1] for forest in batch),
+        "computed_tokens": sum(TOKENS[form](forest.layouts) for forest in batch),
         "seconds": second,
         "seconds_all": seconds,
         "unique_tokens_per_second": counted["unique_tokens"] / second,
@@ -341,12 +422,14 @@ def sizes(trees: Sequence[Credited]) -> dict[str, int]:
     }
 
 
-def measure_what_fits(*where: Any, tokens: Sequence[int], device: str, rate: float) -> Any:
+def measure_what_fits(
+    *where: Any, tokens: Sequence[int], device: str, rate: float, repetitions: int
+) -> Any:
     """Call ``measure`` with the largest micro-batches that fit; return None where none fits."""
     measuring: Any = measure
     for most in tokens:
         try:
-            return measuring(*where, most, device, rate)
+            return measuring(*where, most, device, rate, repetitions)
         except torch.OutOfMemoryError:
             pass
         torch.cuda.empty_cache()  # outside the handler, which holds the failed pass's tensors
@@ -424,7 +507,22 @@ def bytes_of_a_turn(
     return 2 * (sampled * weights + rows * seen * token)
 
 
-def run(plan: Plan, device: str, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def variants_of(architecture: Architecture, device: str) -> Sequence[tuple[str, bool]]:
+    """Return what to measure of a policy: packings, each with or without recomputing."""
+    with torch.device("meta"):
+        model = policy(architecture, "meta")
+    if form_of(model, device) == ROWS:
+        return ((OWN, False), (OWN, True))
+    return VARIANTS if architecture.family == QWEN2 else (*VARIANTS, (OWN, False))
+
+
+def run(
+    plan: Plan,
+    device: str,
+    packings: Sequence[str],
+    repetitions: int,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
     """Make all measurements; ``keep`` is called with those so far after each of them."""
     use_machine(machine_of(device))
     rate, bandwidth = matrix_rate(device, plan.matrix), copy_rate(device, plan.copied)
@@ -442,13 +540,17 @@ def run(plan: Plan, device: str, keep: Callable[[dict[str, Any]], None]) -> dict
     for name, architecture in plan.architectures.items():
         vocabulary = architecture.vocabulary
         trees = [synthetic_tree(seed, plan.shape, vocabulary) for seed in range(TREES)]
-        for variant in VARIANTS:
+        for variant in variants_of(architecture, device):
+            if variant[0] not in packings:
+                continue
             case = (name, architecture, *variant, trees)
-            row = measure_what_fits(*case, tokens=plan.tokens, device=device, rate=rate)
+            row = measure_what_fits(
+                *case, tokens=plan.tokens, device=device, rate=rate, repetitions=repetitions
+            )
             figures["rows"] += [row] if row else []
             keep(figures)
             show(name, *variant, row and row["seconds"])
-        for rows in plan.rows:
+        for rows in plan.rows if architecture.family == QWEN2 else ():
             line = measure_sampling(name, architecture, rows, plan.turn, device, bandwidth)
             figures["sampling"].append(line)
             keep(figures)
@@ -510,21 +612,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a policy and trees for a smoke test")
-    parser.add_argument("--only", choices=PLAN.architectures, help="measure one architecture")
+    names = [*PLAN.architectures, *TINY.architectures]
+    parser.add_argument("--only", choices=names, help="measure one architecture")
     parser.add_argument("--leaves", type=int, help="of a tree, in place of 16")
     parser.add_argument("--prompt", type=int, help="its tokens, in place of 512")
     parser.add_argument("--updates", action="store_true", help="measure updates, no sampling")
+    every = (*PACKINGS, OWN)
+    parser.add_argument("--packings", nargs="+", choices=every, default=every)
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS, help="of each update")
     parser.add_argument("--file", type=Path, default=FILE, help="where the figures are written")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --device cpu --tiny shows whether this runs at all")
     plan = TINY if arguments.tiny else PLAN
     if arguments.only:
-        plan = replace(plan, architectures={arguments.only: PLAN.architectures[arguments.only]})
+        if arguments.only not in plan.architectures:
+            others = f"those of {'--tiny' if arguments.tiny else 'this run'}"
+            parser.error(f"--only {arguments.only}: take one of {others}: {[*plan.architectures]}")
+        plan = replace(plan, architectures={arguments.only: plan.architectures[arguments.only]})
     sizes_asked = {"leaves": arguments.leaves, "prompt": arguments.prompt}
     shape = replace(plan.shape, **{name: size for name, size in sizes_asked.items() if size})
     plan = replace(plan, shape=shape, rows=() if arguments.updates else plan.rows)
-    print(table(run(plan, arguments.device, partial(write, file=arguments.file))))
+    keep = partial(write, file=arguments.file)
+    print(table(run(plan, arguments.device, arguments.packings, arguments.repetitions, keep)))
 
 
 if __name__ == "__main__":

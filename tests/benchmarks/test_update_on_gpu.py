@@ -13,12 +13,12 @@ from params.schema.base import Machine
 from tasks.engines.transformers import cache
 from tasks.learning import passes
 from tasks.learning.algorithm import assemble
-from tasks.learning.attention import attending, form_for
+from tasks.learning.attention import ROWS, attending, form_for
 from tasks.learning.packing import lay_out
 from tasks.policy.resident import Learner
 from tasks.trees.tree import PROMPT
 
-(ARCHITECTURE,) = bench.TINY.architectures.values()
+ARCHITECTURE = bench.TINY.architectures["tiny"]
 MACHINE = Machine(threads=1, device="cpu", precision="float32")
 TREES = [bench.synthetic_tree(seed, bench.TINY.shape, ARCHITECTURE.vocabulary) for seed in (0, 1)]
 
@@ -84,16 +84,77 @@ def test_operations_of_matrices_and_visible_pairs(learning, packing):
                     if slot not in seen:  # once, with the keys of its own path
                         seen.add(slot)
                         expected += 12 * (place + 1) * ARCHITECTURE.hidden * ARCHITECTURE.layers
-    assert bench.operations(ARCHITECTURE, batch) == expected
+    assert bench.operations(learning.model, batch) == expected
 
 
-def test_published_sizes_are_those_of_the_models():
-    counts = {"Qwen2.5-0.5B": 494e6, "Qwen2.5-1.5B": 1544e6, "Qwen2.5-3B": 3086e6}
+# Of tiny policies: entries of matrices that a token meets, layers with attention to all tokens and
+# to a window, entries of a query and a value, and the window.
+FORMULAS = {
+    "tiny-Qwen3.5": (
+        3 * 32 * (4 * 32 + 2 * 2 + 32)  # queries, keys, values, gates; decays and steps; output
+        + 32 * (2 * 32 + 2 * 16 + 32)  # queries with gates, keys and values, output
+        + 3 * 4 * 96  # convolutions over 4 tokens
+        + 4 * 3 * 32 * 64,
+        (1, 0, 2 * 2 * 16, None),
+    ),
+    "tiny-gpt-oss": (
+        2 * (32 * (32 + 2 * 16 + 32) + 4 * 32 + 2 * 3 * 32 * 64),  # two of four experts
+        (1, 1, 2 * 2 * 16, 16),
+    ),
+    "tiny-DeepSeek": (
+        2 * (32 * 16 + 16 * 2 * 16 + 32 * (16 + 8) + 16 * 2 * (8 + 16) + 2 * 16 * 32)
+        + 3 * 32 * 64  # the first layer
+        + (4 * 32 + 3 * 3 * 32 * 32),  # two of four experts and a shared one
+        (2, 0, 2 * (16 + 16), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_operations_of_other_families(name, tmp_path):
+    model = bench.policy(bench.TINY.architectures[name], "cpu")
+    batch = packed(Learner(tmp_path, model, None), "trees")
+    entries, (full, windows, widths, window) = FORMULAS[name]
+    assert bench.matrices(model) == entries
+    positions = torch.cat([made.positions[0] for made in batch]) + 1
+    pairs = full * positions.sum() + windows * positions.clamp(max=window or 1).sum()
+    sampled = sum(len(made.targets) for made in batch)
+    forward = 2 * (len(positions) * entries + sampled * 32 * 512 + int(pairs) * widths)
+    assert bench.operations(model, batch) == 3 * forward
+
+
+COUNTS = {
+    **{"Qwen2.5-0.5B": 494e6, "Qwen2.5-1.5B": 1544e6, "Qwen2.5-3B": 3086e6},  # as published
+    **{"Qwen3.5-like": 487e6, "gpt-oss-like": 474e6, "DeepSeek-like": 518e6},  # half a billion
+}
+
+
+def test_sizes_are_those_of_the_models():
     for name, architecture in bench.PLAN.architectures.items():
         with torch.device("meta"):
             model = bench.policy(architecture, "meta")
         weights = sum(weight.numel() for weight in model.parameters())
-        assert weights == pytest.approx(counts[name], rel=1e-3)
+        assert weights == pytest.approx(COUNTS[name], rel=2e-3), name
+
+
+def test_own_pass_is_measured_where_families_differ(monkeypatch):
+    tiny = bench.TINY.architectures
+    assert bench.variants_of(tiny["tiny"], "cpu") == bench.VARIANTS
+    assert bench.variants_of(tiny["tiny-Qwen3.5"], "cpu") == (*bench.VARIANTS, ("own", False))
+    monkeypatch.setattr(bench, "form_of", lambda model, device: ROWS)
+    assert set(bench.variants_of(tiny["tiny-Qwen3.5"], "cpu")) == {("own", False), ("own", True)}
+
+
+def test_own_pass_computes_padded_rows():
+    name = "tiny-Qwen3.5"
+    architecture = bench.TINY.architectures[name]
+    own, rows = (
+        bench.measure(name, architecture, packing, False, TREES, 1024, "cpu", 1.0, 1)
+        for packing in ("own", "rows")
+    )
+    assert rows["computed_tokens"] == rows["leaf_tokens"] <= own["computed_tokens"]
+    assert own["computed_tokens"] < 1.3 * own["leaf_tokens"]
+    assert own["operations"] == rows["operations"]
 
 
 def test_real_trees_have_long_leaves():
@@ -106,13 +167,13 @@ def test_micro_batches_shrink_to_fit(monkeypatch):
     tried = []
 
     def measure(*arguments):
-        tried.append(arguments[-3])
-        if arguments[-3] > 10:
+        tried.append(arguments[-4])
+        if arguments[-4] > 10:
             raise torch.OutOfMemoryError("no more")
-        return {"fits": arguments[-3]}
+        return {"fits": arguments[-4]}
 
     monkeypatch.setattr(bench, "measure", measure)
-    rest = {"device": "cpu", "rate": 1.0}
+    rest = {"device": "cpu", "rate": 1.0, "repetitions": 1}
     assert bench.measure_what_fits("a", tokens=(40, 20, 10, 5), **rest) == {"fits": 10}
     assert tried == [40, 20, 10]
     assert bench.measure_what_fits("a", tokens=(40, 20), **rest) is None
@@ -129,7 +190,7 @@ def test_measured_update_is_in_bf16_over_float32(monkeypatch, recompute):
 
     work = bench.forward_backward
     monkeypatch.setattr(bench, "forward_backward", spy)
-    bench.measure("tiny", ARCHITECTURE, "trees", recompute, TREES, 1024, "cpu", 1.0)
+    bench.measure("tiny", ARCHITECTURE, "trees", recompute, TREES, 1024, "cpu", 1.0, 5)
     assert {entry[:3] for entry in seen} == {("bfloat16", recompute, torch.float32)}
     assert [entry[3] > 0 for entry in seen] == [False] + [True] * (len(seen) - 1)
 
@@ -164,13 +225,14 @@ def test_sampling_takes_the_measured_steps(monkeypatch):
     )
 
 
-def test_runs_without_a_gpu_where_asked(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("name", bench.TINY.architectures)
+def test_runs_without_a_gpu_where_asked(monkeypatch, tmp_path, capsys, name):
     ticks = itertools.count()
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(bench, "TREES", 1)
     monkeypatch.setattr(bench, "REPETITIONS", 1)
     file = tmp_path / "found.json"
-    line = ["update_on_gpu", "--device", "cpu", "--tiny", "--file", str(file)]
+    line = ["update_on_gpu", "--device", "cpu", "--tiny", "--only", name, "--file", str(file)]
     monkeypatch.setattr(sys, "argv", line)
     bench.main()
     found = json.loads(file.read_text())
@@ -179,11 +241,30 @@ def test_runs_without_a_gpu_where_asked(monkeypatch, tmp_path, capsys):
         assert row["unique_tokens_per_second"] == row["unique_tokens"]
         assert row["share_of_matrix_rate"] == row["operations"] / (2 * 256**3)
     printed = capsys.readouterr().out
-    assert tuple((row["packing"], row["recompute"]) for row in found["rows"]) == bench.VARIANTS
+    variants = bench.variants_of(bench.TINY.architectures[name], "cpu")
+    assert tuple((row["packing"], row["recompute"]) for row in found["rows"]) == variants
     assert found["copied_bytes_per_second"] == 2 * 2**20
+    assert len(found["sampling"]) == (name == "tiny")
     for row in found["sampling"]:
         assert row["tokens_per_second"] == row["rows"] * bench.TINY.turn.sampled
-    assert all(f"| tiny | {packing} |" in printed for packing in bench.PACKINGS)
+    assert all(f"| {name} | {packing} |" in printed for packing, _ in variants)
+
+
+def test_options_choose_leaves_packings_and_repetitions(monkeypatch, tmp_path):
+    file = tmp_path / "found.json"
+    line = ["update_on_gpu", "--device", "cpu", "--tiny", "--file", str(file), "--updates"]
+    line += ["--only", "tiny", "--leaves", "4", "--packings", "rows", "--repetitions", "2"]
+    monkeypatch.setattr(sys, "argv", line)
+    bench.main()
+    (row,) = json.loads(file.read_text())["rows"]
+    assert (row["packing"], row["leaves"], len(row["seconds_all"])) == ("rows", 4 * 4, 2)
+
+
+def test_policy_of_another_plan_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [*"update_on_gpu --device cpu --only tiny".split()])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert "take one of" in capsys.readouterr().err
 
 
 def test_missing_gpu_is_an_error_with_remedy(monkeypatch, capsys):
