@@ -41,13 +41,21 @@ BOTH = ["sliding_attention", "full_attention"]
 # Where the default lacks a kind of layer, or a size.
 CHANGES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4},
+    "dots1": {
+        **{"num_hidden_layers": 2, "layer_types": BOTH, "sliding_window": 64},
+        **{"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
+    },
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["mamba", "attention"]},
     "laguna": {"num_hidden_layers": 2, "layer_types": BOTH, "sliding_window": 64},
     "lfm2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
     "mixtral": {"sliding_window": 64},
+    "nemotron": {"num_key_value_heads": 8},
     "phi3": {"sliding_window": 64},
+    "phi4_multimodal": {"sliding_window": 64},
     "phimoe": {"sliding_window": 64},
     "qwen2": LAST,
     "qwen2_moe": LAST,

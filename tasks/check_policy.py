@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -167,7 +166,7 @@ def check_policy(
         raise PolicyCheckError(message, metrics)
     return {
         "metrics": metrics,
-        "line": line_of(checks, kinds_of(config), machine, uncopied),
+        "line": line_of(checks, config, machine, uncopied),
         "seconds": {
             "structure": structured - began,
             "precision": perf_counter() - structured,
@@ -186,7 +185,7 @@ def _told(config: Any, inputs: PolicyCheckInputs) -> Iterator[None]:
     except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise PolicyCheckError(
-            f"the policy ({named(kinds_of(config))}) cannot be learned and sampled with "
+            f"the policy ({layers_of(config)}) cannot be learned and sampled with "
             f"{_where(inputs)}: {kind}{error}; or {REMEDIES['sampler']}",
             {},
         ) from error
@@ -469,16 +468,6 @@ def _add(
 # ---------------------------------------------------------------- what is said
 
 
-def kinds_of(config: Any) -> Counter[str]:
-    """Return the kinds of a policy's layers, each with the number of its layers."""
-    values = layer_kinds.described(config)
-    for name in layer_kinds.NAMED:
-        if listed := values.get(name):
-            return Counter(map(str, listed))
-    count = next((values[key] for key in small_copy.COUNTS if values.get(key)), 1)
-    return Counter({str(values.get("model_type")): int(count)})
-
-
 def metrics_of(checks: Mapping[str, Findings]) -> dict[str, float]:
     """Return each difference and its tolerance by name."""
     values: dict[str, float] = {}
@@ -489,14 +478,13 @@ def metrics_of(checks: Mapping[str, Findings]) -> dict[str, float]:
     return values
 
 
-def named(kinds: Mapping[str, int]) -> str:
-    """Return layers as text: 24 layers full_attention."""
+def layers_of(config: Any) -> str:
+    """Return the layers of a config as text: 24 layers full_attention."""
+    kinds = layer_kinds.kinds_of(layer_kinds.described(config))
     return ", ".join(f"{n} layer{'s' * (n > 1)} {kind}" for kind, n in kinds.items())
 
 
-def line_of(
-    checks: Mapping[str, Findings], kinds: Mapping[str, int], machine: Machine, uncopied: str
-) -> str:
+def line_of(checks: Mapping[str, Findings], config: Any, machine: Machine, uncopied: str) -> str:
     """Return the result of a check in one line."""
     said = [
         f"{check} ({'float32' if check == 'structure' else machine.precision}) "
@@ -509,7 +497,7 @@ def line_of(
     ]
     if uncopied:
         said.insert(0, f"no small copy ({uncopied})")
-    return f"policy check: {named(kinds)}; " + "; ".join(said)
+    return f"policy check: {layers_of(config)}; " + "; ".join(said)
 
 
 REPORT = "report this as a bug with the policy's config.json"
@@ -543,7 +531,7 @@ def fault_of(checks: Mapping[str, Findings], config: Any, inputs: PolicyCheckInp
     remedies = [*_of_settings(failed, config, inputs)]
     remedies += dict.fromkeys(REMEDIES[route] for _, route, _ in failed)
     return (
-        f"the policy ({named(kinds_of(config))}) does not compute a tree as its own pass over rows "
+        f"the policy ({layers_of(config)}) does not compute a tree as its own pass over rows "
         f"does, with {_where(inputs)}: {told}. It would be trained wrongly: {'; '.join(remedies)}"
     )
 

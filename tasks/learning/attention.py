@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tasks.learning.packing import BLOCK, Bucket, Forest, Layout, row_tokens, slots_of
 from tasks.learning.recurrent import going_along
@@ -148,6 +149,7 @@ def _checked(
     others: Mapping[str, Any],
 ) -> Forest:
     """Return the forest. Raises ValueError where layers did not pass it on, and as ``refuse``."""
+    forest = forest or _with_positions(others.get("position_ids"))
     if forest is None:
         raise ValueError(
             "the policy's layers do not pass on what they are given to their attention, so no tree "
@@ -159,6 +161,17 @@ def _checked(
     return forest
 
 
+def remember(forest: Forest) -> None:
+    """Let attention find the forest by its positions: layers of StableLM pass on no more."""
+    _forests[forest.positions] = ref(forest)
+
+
+def _with_positions(positions: Tensor | None) -> Forest | None:
+    found = None if positions is None else _forests.get(positions)
+    return found and found()
+
+
+_forests: Any = WeakIdKeyDictionary()  # positions -> their forest
 Sight = tuple[int | None, int | None, bool]  # window and chunk of a layer, and whether it has sinks
 KeysSeen = tuple[Tensor, Tensor]  # of a bucket: keys [R, B], and which each query sees [R, 1, A, B]
 

@@ -23,6 +23,7 @@ from tasks.learning.attention import (
     attending,
     form_of,
     over_forests,
+    remember,
     together,
 )
 from tasks.learning.packing import (
@@ -61,6 +62,7 @@ def states(backbone: Any, forest: Forest, slots: Tensor | None = None) -> Tensor
     indices = forest.predicting if slots is None else slots
     if not over_forests(backbone):
         return _states_in_rows(backbone, forest, indices)
+    remember(forest)
     output = backbone(
         input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
     )

@@ -30,6 +30,9 @@ SIZES = {  # keys with the tokens that a layer sees -> the kind that it is then
     "local_attention": "local",
     "attention_chunk_size": "chunked_attention",
 }
+COUNTS = (  # keys with the number of layers
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers"),
+)
 NAMED = (  # keys that list the kind of each layer
     *("layer_types", "layers_block_type", "block_types"),
     *("attention_layers", "attn_layers", "attn_type_list"),
@@ -40,19 +43,32 @@ OF_A_STATE = re.compile(  # keys of a config that lists no kinds of layers
 OF_A_CONVOLUTION = re.compile("^conv_(kernel|l_cache|dim)|^conv1d")
 RECURRENT = ("rwkv", "xlstm")  # architectures whose config has no such key
 # Architectures that learn as trees. ``python -m benchmarks.families`` tries each.
-WINDOWED = {  # they tell their attention of their windows
-    *("afmoe", "cohere2", "cohere2_moe", "cwm", "exaone4", "exaone_moe", "gemma2", "gemma3_text"),
-    *("gemma4_text", "gemma4_unified_text", "laguna", "ministral", "ministral3", "mistral"),
-    *("mixtral", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "starcoder2"),
-    *("vaultgemma",),
+WINDOWED = {  # attention is told of their windows, or finds them in their config
+    *(
+        "afmoe",
+        "cohere2",
+        "cohere2_moe",
+        "cwm",
+        "dots1",
+        "exaone4",
+        "exaone_moe",
+        "gemma2",
+        "gemma3_text",
+    ),
+    *("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa"),
+    *("granitemoe_swa", "laguna", "mimo_v2_flash", "ministral", "ministral3", "mistral", "mixtral"),
+    *("modernbert-decoder", "olmo3", "phi3", "phi4_multimodal", "phimoe", "qwen2", "qwen2_moe"),
+    *("qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
 }
-PLAIN_ATTENTION = {  # they pass to their attention what they get
-    *("apertus", "arcee", "aria_text", "bitnet", "cohere", "diffllama", "ernie4_5"),
-    *("ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
-    *("gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
-    *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "llama", "mellum"),
-    *("minimax_m2", "nanochat", "olmo", "olmo2", "olmoe", "opt", "persimmon", "phi", "seed_oss"),
-    *("solar_open",),
+PLAIN_ATTENTION = {  # they pass to their attention what they get; latent keys are keys, too
+    *("apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "cohere", "ctrl", "dbrx"),
+    *("deepseek_v2", "deepseek_v3", "diffllama", "emu3_text_model", "ernie4_5"),
+    *("ernie4_5_moe", "flex_olmo", "gemma", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2"),
+    *("gpt_bigcode", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium"),
+    *("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "jetmoe", "llama"),
+    *("longcat_flash", "mellum", "minicpm3", "minimax_m2", "minimax_m3_vl_text"),
+    *("mllama_text_model", "nanochat", "nemotron", "olmo", "olmo2", "olmoe", "opt", "persimmon"),
+    *("phi", "seed_oss", "solar_open", "stablelm", "youtu"),
 }
 CHUNKED = {"llama4_text"}  # attention finds their chunks in their config
 # Their layers that carry a state, or convolve, have a form in tasks/learning/recurrent.py, and
@@ -64,7 +80,13 @@ STATEFUL = {
 }
 STATES = ("linear_attention", "conv", "hybrid", "mamba", "recurrent")
 WRAPPING = {  # they pass on what they get to one of the above
-    *("gemma3", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_moe"),
+    *("emu3", "fuyu", "gemma3", "gemma4", "gemma4_unified", "llama4", "mllama", "qwen3_5"),
+    "qwen3_5_moe",
+}
+# Attention that transformers cannot set: with scores that depend on distance, or of another age.
+OWN_ATTENTION = {
+    *("bloom", "codegen", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "mpt", "openai-gpt"),
+    "xglm",
 }
 INSTEAD = "take a causal language model of text, such as one of Llama, Qwen or Mistral"
 NO_POLICIES = {  # architectures that transformers lists as causal language models all the same
@@ -209,6 +231,8 @@ def _layers_without(text: Mapping[str, Any], kind: str) -> str:
         for layers, count in kinds.items()
         if layers not in FULL
     ]
+    if kind in OWN_ATTENTION:
+        return f"the architecture {kind}, whose attention cannot be set"
     return ", ".join(others) or f"the architecture {kind}"
 
 
@@ -267,7 +291,8 @@ def kinds_of(config: Mapping[str, Any]) -> Counter[str]:
     if isinstance(pattern := config.get("hybrid_override_pattern"), str):
         signs = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
         return Counter(signs.get(sign, sign) for sign in pattern)
-    return Counter({_only_kind(config): int(config.get("num_hidden_layers") or 1)})
+    count = next(filter(None, (_number(config.get(key)) for key in COUNTS)), 1)
+    return Counter({_only_kind(config): count})
 
 
 def _only_kind(config: Mapping[str, Any]) -> str:

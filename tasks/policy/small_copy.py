@@ -34,9 +34,6 @@ GAINS, MOST_ROUNDING = (1.7, 1.2, 0.8), 3e-5
 MOVED = 0.3  # of vectors
 Values = dict[str, Any]
 
-COUNTS = (  # keys with the number of layers
-    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks", "decoder_layers"),
-)
 FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")  # layers of a kind
 LAST = ("num_kv_shared_layers",)
 WINDOWS = (*layer_kinds.SIZES, "index_topk", "keep_window_size", "floor_scale")
@@ -222,7 +219,7 @@ class LayerKeys(NamedTuple):
 
 def _layers(values: Mapping[str, Any]) -> Values:
     """Return the keys that name layers, for one layer of each kind and at least two layers."""
-    key = next((name for name in COUNTS if _number(values.get(name))), None)
+    key = next((name for name in layer_kinds.COUNTS if _number(values.get(name))), None)
     if key is None:
         return {}
     if "attention_types" in values:  # GPT-Neo: a pattern, and how often it comes
