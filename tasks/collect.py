@@ -29,7 +29,7 @@ from tasks.tools import recording
 from tasks.trees import validation
 from tasks.trees.metrics import together
 from tasks.trees.outcomes import TURN_OUTCOMES, Outcome
-from tasks.trees.tables import load_trees, write_table
+from tasks.trees.tables import EXPERTS, load_trees, write_table
 from tasks.trees.tree import RESULT, Node, acts, response, sampled
 
 Checked = tuple[pd.DataFrame, Sequence[gate.Expectation]]  # a prepared table, what it has to be
@@ -84,8 +84,9 @@ def publish_collected(inputs: CollectInputs, collected: Record, data: Path) -> N
     artifacts.publish(artifacts.output(collected, "gates"), data / "gates" / "reinforce")
     for name in TREES:
         write_table(_join(tables, "trees", f"{name}.parquet"), trees / f"{name}.parquet")
-    if steps := _tables(tables, "trees", f"{STEPS}.parquet"):
-        write_table(pa.concat_tables(steps), trees / f"{STEPS}.parquet")
+    for name in (STEPS, EXPERTS):
+        if some := _tables(tables, "trees", f"{name}.parquet"):
+            write_table(pa.concat_tables(some), trees / f"{name}.parquet")
     if calls := _recorded_calls(tables):
         recording.publish_calls(calls, trees / recording.CALLS)
     judging.publish_verdicts(_verdicts(tables), trees / judging.VERDICTS)
@@ -195,14 +196,14 @@ def _rewards(tables: Sequence[Iteration]) -> pa.Table:
 def _tables(tables: Sequence[Iteration], name: str, file: str = "") -> list[pa.Table]:
     """Read the tables of a name, or a file in them, with the iteration as first column.
 
-    Trees without steps are left out.
+    Trees without steps, or without experts, are left out.
     """
     numbered_tables = []
     for number, artifact in [
         (i, artifact) for i, entry in enumerate(tables) for artifact in entry[name]
     ]:
         written = Path(artifact.path, file)
-        if written.is_file() or written.stem != STEPS:
+        if written.is_file() or written.stem not in (STEPS, EXPERTS):
             table = pq.read_table(written)
             numbers = pa.array([number] * len(table), pa.int32())
             numbered_tables.append(table.add_column(0, "iteration", numbers))

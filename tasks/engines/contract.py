@@ -42,6 +42,9 @@ class Sample:
     logprobs: NDArray[np.float32]  # [T] nats, at the sampling temperature, before top-p
     entropies: NDArray[np.float32]  # [T] of the same distribution, divided by ln|V|: 0 to 1
     stopped: str  # a StopReason of tasks/trees/outcomes.py
+    # [context + T - 1, routers, chosen] experts that each token of the path was sent to, the last
+    # one aside, which is never fed; None without mixtures of experts, or where nothing is recorded
+    experts: NDArray[Any] | None = None
 
 
 class SamplingSession(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from tasks.trees.tree import (
     CallResult,
     Node,
     Observation,
+    Tree,
     common_prefix,
     join,
 )
@@ -49,6 +51,7 @@ def take_turn(path: LiveTrajectory, sample: Sample, lane: Lane) -> Turn:
     measured = (sample.tokens, sample.logprobs, sample.entropies)
     steps = setting.policy_steps
     _append(path, Node(path.node, TURN, turn.outcome, text, *measured, policy_steps=steps))
+    note_experts(path.tree, path.node, sample.experts)
     path.turns += 1
     path.head, path.head_text = NO_TOKENS, ""
     if path.initial_entropy is None:
@@ -82,7 +85,11 @@ def _new_text(path: LiveTrajectory, sample: Sample, lane: Lane) -> tuple[str, Sa
         tokens = tokens[: stops[0] + 1]
         end = len(tokens) - len(path.head)
         sample = Sample(
-            tokens[-end:], sample.logprobs[:end], sample.entropies[:end], StopReason.STOP
+            tokens[-end:],
+            sample.logprobs[:end],
+            sample.entropies[:end],
+            StopReason.STOP,
+            sample.experts,
         )
     whole = tokenizer.decode(tokens)
     return whole[common_prefix(path.head_text, whole) :], sample
@@ -96,6 +103,25 @@ def _append(path: LiveTrajectory, node: Node) -> None:
     fresh = node.kind == PROMPT
     path.tokens = node.tokens if fresh else np.concatenate([path.tokens, node.tokens])
     path.response += 0 if fresh else len(node.tokens)
+
+
+def note_experts(tree: Tree, node: int, experts: NDArray[Any] | None) -> None:
+    """Give the nodes of the context that ends with ``node`` the experts of their tokens.
+
+    ``experts`` [tokens, routers, chosen] are of the context's first tokens. What a node has of an
+    earlier turn stays: it is what its own tokens were sampled with, maybe by another policy.
+    """
+    if experts is None:
+        return
+    start = 0
+    for index in tree.contexts(node)[-1]:
+        one = tree.nodes[index]
+        end = start + len(one.tokens)
+        known = one.experts if one.experts is not None else experts[:0]
+        if len(known) < len(one.tokens):
+            more = experts[start + len(known) : end]
+            tree.nodes[index] = replace(one, experts=np.concatenate([known, more]))
+        start = end
 
 
 # ---------------------------------------------------------------- acts

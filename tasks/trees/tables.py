@@ -2,6 +2,7 @@
 
 What environments with a state answered has a table of its own, ``steps.parquet``, and the tasks
 that they start from a column ``data`` of the questions. Where there are none, neither is written.
+The experts that a sampler has sent tokens to are in ``experts.parquet``, for mixtures of experts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from tasks.trees.tree import (
     CallResult,
@@ -93,6 +95,17 @@ STEP_TABLE = pa.schema(  # Node.observation, of the nodes that have one
         "info": pa.string(),  # a JSON object
     }
 )
+EXPERTS = "experts"  # name of the table below
+EXPERT_TABLE = pa.schema(  # Node.experts, of the nodes that have some
+    {
+        "question": pa.string(),
+        "node": pa.int32(),
+        "routers": pa.int32(),
+        "chosen": pa.int32(),  # experts of a router for one token
+        "type": pa.string(),  # of numpy: uint8, or int16 for more than 256 experts
+        "experts": pa.large_binary(),  # [tokens, routers, chosen] numbers
+    }
+)
 
 
 def save_trees(trees: Sequence[Tree], folder: Path) -> None:
@@ -102,7 +115,7 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     decisions: dict[str, list[Any]] = {name: [] for name in DECISION_TABLE.names}
     for tree in trees:
         for index, node in enumerate(tree.nodes):
-            columns = {name: value for name, value in vars(node).items() if name != "observation"}
+            columns = {name: getattr(node, name) for name in NODE_TABLE.names[2:]}
             columns["results"] = [vars(result) for result in node.results]
             _add(nodes, question=tree.question.id, node=index, **columns)
         for index, leaf in enumerate(tree.leaves):
@@ -115,6 +128,9 @@ def save_trees(trees: Sequence[Tree], folder: Path) -> None:
     write_table(pa.table(decisions, schema=DECISION_TABLE), folder / "decisions.parquet")
     if steps := list(_steps(trees)):
         write_table(pa.Table.from_pylist(steps, schema=STEP_TABLE), folder / "steps.parquet")
+    if rows := list(_experts(trees)):
+        file = folder / f"{EXPERTS}.parquet"
+        write_table(pa.Table.from_pylist(rows, schema=EXPERT_TABLE), file)
 
 
 def _steps(trees: Sequence[Tree]) -> Iterator[dict[str, Any]]:
@@ -127,6 +143,22 @@ def _steps(trees: Sequence[Tree]) -> Iterator[dict[str, Any]]:
                 yield {"question": tree.question.id, "node": index, **columns}
 
 
+def _experts(trees: Sequence[Tree]) -> Iterator[dict[str, Any]]:
+    """Yield a row of ``EXPERT_TABLE`` for each node whose tokens were sent to experts."""
+    for tree in trees:
+        for index, node in enumerate(tree.nodes):
+            if node.experts is not None:
+                _, routers, chosen = node.experts.shape
+                yield {
+                    "question": tree.question.id,
+                    "node": index,
+                    "routers": routers,
+                    "chosen": chosen,
+                    "type": node.experts.dtype.name,
+                    "experts": node.experts.tobytes(),
+                }
+
+
 def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
     """Read the trees in ``folder`` in their order; with ``iteration`` those of that iteration.
 
@@ -135,6 +167,7 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
     questions = load_questions(folder / "questions.parquet", iteration)
     trees = {question.id: Tree(question) for question in questions}
     observations = _load_observations(folder / "steps.parquet", iteration)
+    experts = _load_experts(folder / f"{EXPERTS}.parquet", iteration)
     for row in read_rows(folder / "nodes.parquet", iteration):
         arrays: dict[str, Any] = {
             "tokens": np.array(row.pop("tokens"), np.int32),
@@ -143,8 +176,8 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
         }
         name, node = row.pop("question"), row.pop("node")
         results = results_of(row.pop("results", None))
-        observation = observations.get((name, node))
-        trees[name].nodes.append(Node(**row, **arrays, observation=observation, results=results))
+        more = {"observation": observations.get((name, node)), "experts": experts.get((name, node))}
+        trees[name].nodes.append(Node(**row, **arrays, **more, results=results))
     for row in read_rows(folder / "leaves.parquet", iteration):
         trees[row["question"]].leaves.append(row["node"])
     for row in read_rows(folder / "decisions.parquet", iteration):
@@ -160,6 +193,16 @@ def _load_observations(file: Path, iteration: int | None) -> dict[tuple[str, int
         parsed = {"actions": tuple(row["actions"]), "info": json.loads(row["info"])}
         observations[key] = Observation(**{**row, **parsed})
     return observations
+
+
+def _load_experts(file: Path, iteration: int | None) -> dict[tuple[str, int], NDArray[Any]]:
+    """Read (question, node) -> experts of its tokens; {} where there is no such file."""
+    return {
+        (row["question"], row["node"]): np.frombuffer(row["experts"], row["type"]).reshape(
+            -1, row["routers"], row["chosen"]
+        )
+        for row in (read_rows(file, iteration) if file.is_file() else [])
+    }
 
 
 def save_questions(questions: Sequence[Question], file: Path) -> None:

@@ -193,6 +193,10 @@ class Node:
 
     ``policy_steps`` are the optimizer steps that the policy of a turn had taken when it sampled: 0
     outside of training, and in nodes that no policy has sampled.
+
+    ``experts`` [tokens, routers, chosen]: which experts of a mixture the sampler sent each token
+    to, of the first tokens on; the last token of a leaf has none, because nothing follows from it.
+    None where the policy has no mixtures, or its engine does not say.
     """
 
     parent: int  # index in the tree; -1 for the prompt
@@ -207,6 +211,7 @@ class Node:
     observation: Observation | None = None
     policy_steps: int = 0
     results: tuple[CallResult, ...] = ()
+    experts: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -303,7 +308,14 @@ def join(parts: Sequence[Node]) -> Node:
         entropies=np.concatenate([part.entropies for part in parts]),
         observation=parts[-1].observation,
         results=parts[-1].results,
+        experts=_joined([part.experts for part in parts]),
     )
+
+
+def _joined(experts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """Join the experts of parts of a turn, of which the last alone may lack some."""
+    known = [one for one in experts if one is not None]
+    return np.concatenate(known) if len(known) == len(experts) else None
 
 
 def common_prefix(first: str, second: str) -> int:
@@ -361,6 +373,7 @@ def _parts(
             tokens=turn.tokens[start:end],
             logprobs=turn.logprobs[start:end],
             entropies=turn.entropies[start:end],
+            experts=None if turn.experts is None else turn.experts[start:end],
             observation=turn.observation if whole else None,
             results=turn.results if whole else (),
         )

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.transformers.drawing import Drawing, Turns
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
+from tasks.policy.routed_experts import Shape
 from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
@@ -41,6 +43,7 @@ class Network:
     # tokens [rows, fed] and an index of each row [rows] to its hidden states [rows, hidden]
     last_states: Callable[[Tensor, Tensor, RaggedCache], Tensor]
     head: Callable[[Tensor], Tensor]  # [..., hidden] to logits [..., vocabulary]
+    experts: Shape | None = None  # of what routers choose for a token; None without mixtures
 
 
 @dataclass
@@ -97,6 +100,10 @@ class RaggedCache:
         size = math.prod(shape)
         self.memory = spare.take(size, network.like)
         self.store = self.memory[:size].view(shape)
+        self.experts: Tensor | None = None  # [rows, positions, routers, chosen]
+        if routed := network.experts:
+            each = (rows, positions, routed.routers, routed.chosen)
+            self.experts = network.like.new_zeros(each, dtype=routed.kind)
         self.rows: Tensor | slice = slice(0, 0)  # the rows that are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] to write at
         self.visible = 0  # positions that any row may attend to
@@ -115,11 +122,27 @@ class RaggedCache:
         keys, values = seen[:, :, : self.visible].chunk(2, 1)
         return keys, values
 
+    def note(self, chosen: Tensor) -> None:
+        """Keep the experts [rows x fed, routers, chosen] of the tokens that have just been fed."""
+        assert self.experts is not None, "only a network with routers notes them"
+        rows = self.rows
+        if isinstance(rows, slice):
+            rows = torch.arange(rows.stop, device=chosen.device)
+        fed = chosen.unflatten(0, self.positions.shape)
+        self.experts[rows[:, None], self.positions] = fed
+
+    def experts_of(self, row: int, length: int) -> NDArray[Any] | None:
+        """Return the experts [length, routers, chosen] of the first tokens of a row."""
+        return None if self.experts is None else self.experts[row, :length].cpu().numpy().copy()
+
     def copy(self, copies: Copies) -> None:
         """Copy beginnings of rows to other rows; a row may be both source and target."""
         if copies.source:
             taken = self.store[:, copies.source, :, : copies.positions]
             self.store[:, copies.target, :, : copies.positions] = taken
+            if self.experts is not None:
+                chosen = self.experts[copies.source, : copies.positions]
+                self.experts[copies.target, : copies.positions] = chosen
 
     def get_seq_length(self, *_: object) -> int:
         """Return the visible positions; transformers calls it."""
@@ -244,14 +267,18 @@ class RaggedSession:
         turns = Turns(self.drawing, requests, self.device)
         starts = np.array([len(request.tokens) for request in requests])
         live = np.argsort(row_of, kind="stable")  # requests that sample, by their rows
+        experts: dict[int, NDArray[Any] | None] = {}  # of the requests that have stopped
         while True:
             step = turns.step
             done = turns.draw(live, logits, row_of[live])
             for request in live[done]:
                 self._remember(requests[request], turns.tokens[request, :step])
+                length = int(starts[request]) + step
+                experts[request] = self.cache.experts_of(int(row_of[request]), length)
             live = np.delete(live, done)
             if not len(live):
-                return turns.samples()
+                samples = enumerate(turns.samples())
+                return [replace(sample, experts=experts[i]) for i, sample in samples]
             drawn = turns.tokens[:, step]
             live = self._part(requests, live, row_of, drawn, starts + step)
             first = np.flatnonzero(np.diff(row_of[live], prepend=-1))  # one request of each row

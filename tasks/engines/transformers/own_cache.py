@@ -28,6 +28,7 @@ from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.transformers import states
 from tasks.engines.transformers.drawing import Drawing, Turns
 from tasks.engines.transformers.states import Carried
+from tasks.policy import routed_experts
 from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # tokens of one prefill pass over several rows: bounds its memory
@@ -52,6 +53,7 @@ class Row:
     tokens: NDArray[np.int32]
     held: Any  # a Carried, or a cache of a class that is not known here, or None without a cache
     logits: Tensor | None  # [vocabulary] after the last token; None at the end of a turn
+    experts: NDArray[Any] | None = None  # [tokens, routers, chosen] of a mixture's routers
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Batch:
     contexts: list[NDArray[np.int32]]  # of each row, before its turn
     slots: int  # positions that the cache had before the turn: tokens of the longest context
     cache: Any
+    experts: list[list[NDArray[Any]]]  # pieces [tokens, routers, chosen] of each row, up to now
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -88,9 +91,10 @@ class OwnPass:
         self.model, self.several = model, abilities.several
         self.takes = set(inspect.signature(model.forward).parameters)
         self.device = model.get_input_embeddings().weight.device
+        self.routed = routed_experts.shape_of(routed_experts.routers_of(model))
         self.cached, self.placed = abilities.cached, abilities.padded
         with torch.inference_mode():
-            _, cache = self.compute(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
+            _, cache, _ = self.compute(np.zeros((1, 1), np.int64), np.zeros(1, np.int64))
         self.cached = cache is not None
         # a cache of another class may hold anything, and is copied and used as a whole
         self.stacks = self.cached and states.is_known(cache)
@@ -104,11 +108,12 @@ class OwnPass:
         starts: NDArray[np.int64],
         padding: NDArray[np.int64] | int = 0,
         cache: Any = None,
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Any, NDArray[Any] | None]:
         """Compute ``tokens`` [rows, fed] at positions from ``starts`` [rows] on, behind a cache.
 
         ``padding`` [rows]: positions of the cache in front of each row that hold nothing. Returns
-        the logits [rows, vocabulary] of the last tokens, and the cache, maybe the same one.
+        the logits [rows, vocabulary] of the last tokens, the cache, maybe the same one, and the
+        experts [rows, fed, routers, chosen] of a mixture.
         """
         fed = tokens.shape[1]
         given: dict[str, Any] = {"use_cache": self.cached}
@@ -122,19 +127,28 @@ class OwnPass:
             given["logits_to_keep"] = 1
         if cache is not None:
             given[_carrier(self.takes)] = cache
-        output = self.model(input_ids=self._tensor(tokens), **given)
+        recording = routed_experts.Recording(self.routed) if self.routed else None
+        with routed_experts.using(self.model, recording):
+            output = self.model(input_ids=self._tensor(tokens), **given)
         name = _carrier(output.keys()) if self.cached else ""
-        return output.logits[:, -1].float(), output[name] if name else None
+        experts = None
+        if recording:
+            experts = recording.taken().unflatten(0, tokens.shape).cpu().numpy()
+        return output.logits[:, -1].float(), output[name] if name else None, experts
 
-    def feed(self, new: NDArray[np.int64], start: int, cache: Any) -> tuple[Tensor, Any]:
+    def feed(
+        self, new: NDArray[np.int64], start: int, cache: Any
+    ) -> tuple[Tensor, Any, NDArray[Any] | None]:
         """Compute ``new`` [rows, fed] behind ``start`` tokens. Returns as ``compute``."""
         whole = start == 0 or self.several
         parts = [new] if whole else np.split(new, new.shape[1], axis=1)
+        fed: list[NDArray[Any]] = []
         for part in parts:
             starts = np.full(len(part), start)
-            logits, cache = self.compute(part, starts, cache=cache)
+            logits, cache, experts = self.compute(part, starts, cache=cache)
             start += part.shape[1]
-        return logits, cache
+            fed += [] if experts is None else [experts]
+        return logits, cache, np.concatenate(fed, 1) if fed else None
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
@@ -207,7 +221,8 @@ class OwnCacheSession:
                 usable.append(row)
             elif self.own_pass.cuts and common > 1:
                 length = min(common, len(tokens) - 1)  # the last is fed again, for its logits
-                usable.append(Row(tokens[:length], states.cut(row.held, length), None))
+                experts = None if row.experts is None else row.experts[:length]
+                usable.append(Row(tokens[:length], states.cut(row.held, length), None, experts))
         return max(usable, key=lambda row: len(row.tokens), default=None)
 
     def _fed_with(self, start: Start) -> Hashable:
@@ -223,11 +238,12 @@ class OwnCacheSession:
         first = length if self.own_pass.cached else 0
         new = np.stack([start.tokens[first:] for start in starts]).astype(np.int64)
         cache = _cache_of([row.held for row in known])
-        logits, cache = self.own_pass.feed(new, first, cache)
+        logits, cache, fed = self.own_pass.feed(new, first, cache)
         slots = len(starts[0].tokens)
         held = self._held(cache, range(len(starts)), [slots] * len(starts), slots)
+        experts = _extended([_pieces(start.known if first else None) for start in starts], fed)
         return [
-            Row(start.tokens, one, logits[i].clone())
+            Row(start.tokens, one, logits[i].clone(), _joined(experts[i]))
             for i, (start, one) in enumerate(zip(starts, held, strict=True))
         ]
 
@@ -270,18 +286,21 @@ class OwnCacheSession:
         turns = Turns(self.drawing, requests, self.own_pass.device)
         contexts = [row.tokens for row in rows]
         cache = _cache_of([row.held for row in rows])
-        batch = Batch(contexts, max(map(len, contexts)), cache)
+        batch = Batch(contexts, max(map(len, contexts)), cache, [_pieces(row) for row in rows])
+        experts: dict[int, NDArray[Any] | None] = {}  # of the requests that have stopped
         logits = torch.stack([row.logits for row in rows if row.logits is not None])
         live = np.arange(len(requests))
         while True:
             done = turns.draw(live, logits, np.arange(len(live)))
             drawn = turns.tokens[live, : turns.step]
             if done:
+                experts |= {int(live[i]): _joined(batch.experts[i]) for i in done}
                 self._end([requests[i].handle for i in live[done]], batch, done, drawn[:, :-1])
                 stay = np.delete(np.arange(len(live)), done)
                 live, drawn = live[stay], drawn[stay]
                 if not len(live):
-                    return turns.samples()
+                    samples = enumerate(turns.samples())
+                    return [replace(sample, experts=experts[i]) for i, sample in samples]
                 batch = self._only(batch, stay, turns.step - 1)
             logits, batch = self._advance(batch, drawn)
 
@@ -289,12 +308,13 @@ class OwnCacheSession:
         """Compute the last of the tokens ``drawn`` [rows, step] of each row."""
         if not self.own_pass.cached:
             whole = np.concatenate([batch.contexts[0], drawn[0]])[None].astype(np.int64)
-            return self.own_pass.compute(whole, np.zeros(1, np.int64))[0], batch
+            logits, _, fed = self.own_pass.compute(whole, np.zeros(1, np.int64))
+            return logits, replace(batch, experts=_extended([[]], fed))
         starts = batch.lengths + drawn.shape[1] - 1
         padding = batch.slots - batch.lengths
         new = drawn[:, -1:].astype(np.int64)
-        logits, cache = self.own_pass.compute(new, starts, padding, batch.cache)
-        return logits, replace(batch, cache=cache)
+        logits, cache, fed = self.own_pass.compute(new, starts, padding, batch.cache)
+        return logits, replace(batch, cache=cache, experts=_extended(batch.experts, fed))
 
     def _end(
         self, handles: Sequence[int], batch: Batch, places: list[int], fed: NDArray[np.int32]
@@ -308,15 +328,34 @@ class OwnCacheSession:
             return
         tokens = [np.concatenate([batch.contexts[i], fed[i]]) for i in places]
         held = self._held(batch.cache, places, [len(one) for one in tokens], batch.slots + count)
-        for handle, all_of, one in zip(handles, tokens, held, strict=True):
-            self._keep(handle, Row(all_of, one, None))
+        chosen = [_joined(batch.experts[i]) for i in places]
+        for handle, all_of, one, experts in zip(handles, tokens, held, chosen, strict=True):
+            self._keep(handle, Row(all_of, one, None, experts))
 
     def _only(self, batch: Batch, stay: NDArray[np.int64], fed: int) -> Batch:
         """Return a batch of some rows, whose cache has ``fed`` tokens of the turn."""
         rows = torch.from_numpy(stay).to(self.own_pass.device)
         state = states.state_of(batch.cache, batch.slots + fed)
         cache = states.cache_of(states.rows_of(state, rows))
-        return replace(batch, contexts=[batch.contexts[i] for i in stay], cache=cache)
+        contexts, experts = ([one[i] for i in stay] for one in (batch.contexts, batch.experts))
+        return replace(batch, contexts=contexts, cache=cache, experts=experts)
+
+
+def _pieces(row: Row | None) -> list[NDArray[Any]]:
+    return [] if row is None or row.experts is None else [row.experts]
+
+
+def _extended(
+    pieces: list[list[NDArray[Any]]], fed: NDArray[Any] | None
+) -> list[list[NDArray[Any]]]:
+    """Append experts [rows, fed, routers, chosen] of new tokens to the pieces of their rows."""
+    for of_row, new in zip(pieces, [] if fed is None else fed, strict=fed is not None):
+        of_row.append(new)
+    return pieces
+
+
+def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any] | None:
+    return np.concatenate(pieces) if pieces else None
 
 
 def _carrier(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from tasks.engines.transformers.sampling_worker import (
     WorkerSession,
     worker_session,
 )
-from tasks.policy import token_ids
+from tasks.policy import routed_experts, token_ids
 from tasks.policy.attention_terms import capped_attention, in_window, refuse
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import head_of
@@ -132,17 +132,22 @@ def library(model: Any) -> Network:
     config = model.config.get_text_config(decoder=True)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    routed = routed_experts.shape_of(routed_experts.routers_of(model))
 
     def last_states(tokens: Tensor, last: Tensor, cache: RaggedCache) -> Tensor:
         keys = torch.arange(cache.visible, device=tokens.device)
         mask = keys <= cache.positions[:, None, :, None]  # [rows, 1, fed, visible]
-        output = model.base_model(
-            input_ids=tokens,
-            position_ids=cache.positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-        )
+        recording = routed_experts.Recording(routed) if routed else None
+        with routed_experts.using(model, recording):
+            output = model.base_model(
+                input_ids=tokens,
+                position_ids=cache.positions,
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        if recording:
+            cache.note(recording.taken())
         states: Tensor = output.last_hidden_state
         return states[torch.arange(len(tokens), device=tokens.device), last]
 
@@ -153,6 +158,7 @@ def library(model: Any) -> Network:
         like=model.get_input_embeddings().weight,
         last_states=last_states,
         head=head_of(model),
+        experts=routed,
     )
 
 
