@@ -173,10 +173,16 @@ def test_the_sampler_reports_the_log_probabilities_of_a_plain_pass(kind, monkeyp
         np.testing.assert_allclose(sample.logprobs, own[:, 0].numpy(), rtol=0, atol=1e-4)
 
 
+COPIES = {  # whose windows are tried with small ones, below
+    *("afmoe", "dots1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_oss"),
+    *("granite_swa", "granitemoe_swa", "mimo_v2_flash", "modernbert-decoder", "phi4_multimodal"),
+    *("phimoe", "qwen2_moe"),
+}
+
+
 def test_every_architecture_whose_windows_are_sound_is_tried_here():
     windows = {kind for kind, changes in FAMILIES.items() if "sliding_window" in changes}
-    copies = {"afmoe", "gemma4_text", "gemma4_unified_text"}  # small ones, below
-    assert windows | copies == layer_kinds.WINDOWED
+    assert windows | COPIES == layer_kinds.WINDOWED
     assert {kind for kind in FAMILIES if FAMILIES[kind] is CHUNKS} == layer_kinds.CHUNKED
 
 
@@ -190,9 +196,22 @@ def test_every_architecture_whose_windows_are_sound_is_tried_here():
         ("bamba", "trees"),
         ("olmo_hybrid", "trees"),
         ("falcon_mamba", "rows"),  # a state, in a model that passes nothing on
-        ("deepseek_v3", "rows"),  # latent attention
-        ("gpt_oss", "rows"),  # sinks
-        ("afmoe", "trees"),  # windows
+        ("deepseek_v3", "trees"),  # latent attention
+        ("deepseek_v32", "rows"),  # which an index makes sparse
+        ("gpt_oss", "trees"),  # sinks and windows
+        ("granite_swa", "trees"),
+        ("granitemoe_swa", "trees"),
+        ("mimo_v2_flash", "trees"),  # sinks in some layers, and values of another size
+        ("phimoe", "trees"),  # windows that only masks know
+        ("qwen2_moe", "trees"),
+        ("dots1", "trees"),  # windows
+        ("gemma3n_text", "trees"),
+        ("modernbert-decoder", "trees"),
+        ("phi4_multimodal", "trees"),
+        ("stablelm", "trees"),  # layers that pass on positions alone
+        ("llama4", "trees"),  # a policy that also reads pictures
+        ("bloom", "rows"),  # attention of its own
+        ("afmoe", "trees"),
         ("gemma4_text", "trees"),  # windows, and heads whose size differs by layer
         ("gemma4_unified_text", "trees"),
         ("bart", "refused: which has an encoder and a decoder"),

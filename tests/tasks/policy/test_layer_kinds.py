@@ -114,7 +114,8 @@ def test_a_state_that_is_not_tried_is_carried_along_rows_whatever_the_context(ki
 
 def test_the_reason_counts_the_layers():
     assert form_of("mamba").reason == "32 of 32 layers linear_attention"
-    assert form_of("deepseek_v3").reason == "the architecture deepseek_v3"
+    assert form_of("deepseek_v32").reason == "61 of 61 layers indexed_attention"
+    assert form_of("bloom").reason == "the architecture bloom, whose attention cannot be set"
     assert form_of("got_ocr2") == ("rows", "the architecture got_ocr2")  # around Qwen2
 
 
