@@ -1,5 +1,7 @@
 """Attention over a forest gives each leaf what attention over its own row would give."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -187,6 +189,118 @@ def test_other_architectures_attend_over_forests_too(architecture):
     expected, found = gradient_of(model, rows), gradient_of(model, leaves)
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- sinks, and latent sizes
+
+
+def seen_in(made, window):
+    """Which slots each slot sees [U, U], from the parents of slots alone."""
+    parents = np.concatenate([layout.parents for layout in made.layouts])
+    starts = np.cumsum([0, *(len(layout.tokens) for layout in made.layouts)])
+    offsets = np.repeat(starts[:-1], np.diff(starts))
+    seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
+    for slot in range(len(parents)):
+        at, left = slot, window
+        while left and at >= 0:
+            seen[slot, at] = True
+            at, left = parents[at] + offsets[slot] if parents[at] >= 0 else -1, left - 1
+    return seen
+
+
+def naive(query, key, value, sinks, seen, scale):
+    """Softmax with one more logit a head, which has no value."""
+    shared = query.shape[1] // key.shape[1]
+    key, value = (each.repeat_interleave(shared, 1) for each in (key, value))
+    scores = (query @ key.transpose(-1, -2) * scale).masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        logits = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], -1)
+    shares = scores.softmax(-1)[..., : key.shape[2]]
+    return (shares @ value).transpose(1, 2)
+
+
+@examples(25)
+@given(
+    st.lists(st.integers(0, 500), min_size=1, max_size=2),
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([1, 2, 4]),  # heads of keys, of 4
+    st.sampled_from([(8, 8), (24, 16), (16, 24)]),  # sizes of keys, and of values
+    st.booleans(),
+    st.sampled_from([None, 7]),
+    st.sampled_from([None, 0.7]),
+    st.integers(0, 100),
+)
+def test_sinks_and_other_sizes_give_a_naive_softmax(
+    seeds, fresh, heads, sizes, sinks, window, scale, seed
+):
+    """In both forms, and the gradient of the sinks, too."""
+    made, random = forest_of(seeds, 3, fresh), torch.Generator().manual_seed(seed)
+    slots = made.tokens.shape[1]
+    shapes = [(4, sizes[0]), (heads, sizes[0]), (heads, sizes[1])]
+    tensors = [torch.randn(1, n, slots, size, generator=random) for n, size in shapes]
+    tensors += [3 * torch.randn(4, generator=random)] if sinks else []
+    tensors = [each.requires_grad_() for each in tensors]
+    own = tensors[3] if sinks else None
+    settings = {"forest": made, "scaling": scale, "sliding_window": window, "s_aux": own}
+    found, _ = gathered_attention(None, *tensors[:3], None, **settings)
+    with torch.no_grad():  # which a CPU has no gradient of
+        without = [each.detach() for each in tensors[:3]]
+        flex, _ = forest_flex_attention(None, *without, None, **settings)
+    seen = seen_in(made, window or slots)
+    expected = naive(*tensors[:3], own, seen, sizes[0] ** -0.5 if scale is None else scale)
+    for one in (found, flex):
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-5)
+    weights = torch.randn(expected.shape, generator=random)
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), tensors),
+        torch.autograd.grad((expected * weights).sum(), tensors),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_a_sink_takes_its_share(form):
+    """Equal scores of n keys and a sink of ln n leave each value half of its weight."""
+    made = forest_of([3], 2)
+    slots = made.tokens.shape[1]
+    zeros, ones = torch.zeros(1, 2, slots, 8), torch.ones(1, 2, slots, 5)
+    sinks = torch.tensor([4.0, 1e-9]).log()
+    found, _ = FORMS[form](None, zeros, zeros, ones, None, forest=made, s_aux=sinks)
+    seen = made.positions[0] + 1.0
+    torch.testing.assert_close(found[0, :, 0, 0], seen / (seen + 4))
+    torch.testing.assert_close(found[0, :, 1], torch.ones(slots, 5))
+
+
+@pytest.mark.parametrize("form", [GATHERED, FLEX])
+def test_sinks_of_bounded_scores_are_refused(form):
+    with pytest.raises(ValueError, match="takes s_aux together with softcap"):
+        FORMS[form](None, *[None] * 4, forest=forest_of([1]), softcap=2.0, s_aux=torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "config, told, window",
+    [
+        ({}, None, None),
+        ({"sliding_window": 5}, None, 5),
+        ({"sliding_window": 5}, 3, 3),
+        ({"sliding_window": 5, "use_sliding_window": False}, None, None),
+        ({"sliding_window": 5, "layer_types": ["full_attention", "x"]}, None, None),
+        ({"sliding_window": 5, "layer_types": ["sliding_attention", "x"]}, None, 5),
+    ],
+)
+def test_a_window_of_masks_alone_is_found(config, told, window):
+    module = SimpleNamespace(config=SimpleNamespace(**config), layer_idx=0)
+    assert attention.window_of(module, told) == window
+    assert attention.window_of(None, told) == told
+
+
+def test_attention_that_cannot_be_set_is_an_error():
+    """It would compute rows as trees: transformers leaves it as it is, with a warning."""
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["bloom"](n_layer=1, hidden_size=32))
+    with pytest.raises(ValueError, match="BloomForCausalLM cannot be set"), attending(model, FLEX):
+        pass
 
 
 @examples(15)
