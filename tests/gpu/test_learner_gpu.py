@@ -30,6 +30,7 @@ from tasks.learning.packing import forest, lay_out, uncredited
 from tasks.learning.passes import node_logprobs, states, token_logprobs
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import adapter, checkpoint, resident
+from tasks.policy.lean_transformers import transformers
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
 from tests.sections import UPDATE
 from tests.trees import VOCABULARY, credited, random_tree, small_policy
@@ -92,7 +93,12 @@ def gradient(model, logprobs):
     """Of a sum that weighs every leaf's every token differently; all weights in one row."""
     model.zero_grad()
     (logprobs * torch.linspace(-1, 1, len(logprobs), device=logprobs.device)).sum().backward()
-    return torch.cat([weight.grad.float().flatten() for weight in model.parameters()])
+    return torch.cat([weight.grad.float().flatten() for weight in learned(model)])
+
+
+def learned(model):
+    """The weights that decide anything; a single expert needs no router."""
+    return [weight for weight in model.parameters() if weight.grad is not None]
 
 
 def both(model, logprobs):
@@ -136,6 +142,57 @@ def test_gathered_and_flex_attention_agree(made, device):
     torch.testing.assert_close(flex, gathered[0], rtol=0, atol=1e-4)
     trained = gradient(model, by_forest(model, made, form_for(device)))
     assert distance(trained, gathered[1]) < 1e-5
+
+
+SIZES = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 64, "pad_token_id": None},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096},
+    **{"bos_token_id": None, "eos_token_id": 0, "initializer_range": 0.2},
+}
+OTHERS = {  # with the head sizes of gpt-oss and DeepSeek; without a choice of experts
+    "gpt_oss": {
+        **{"head_dim": 64, "num_key_value_heads": 2, "num_local_experts": 1},
+        **{"num_experts_per_tok": 1, "sliding_window": 40},
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "deepseek_v3": {
+        **{"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 128, "v_head_dim": 128},
+        **{"qk_rope_head_dim": 64, "head_dim": 64, "num_key_value_heads": 4},
+        "first_k_dense_replace": 2,
+    },
+}
+
+
+def other_policy(kind, device, dtype):
+    """A small model of an architecture, with weights that bf16 can write."""
+    make = transformers.AutoModelForCausalLM.from_config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(kind, **SIZES, **OTHERS[kind])
+        model = make(config, attn_implementation="eager", dtype=FLOAT32)
+    return model.to(BF16).to(device, dtype).eval()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_sinks_and_latent_keys_equal_rows(kind, made, device):
+    model = other_policy(kind, device, FLOAT32)
+    expected = both(model, by_row(model, made, device))
+    found = both(model, by_forest(model, made, form_for(device)))
+    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-4)
+    assert distance(found[1], expected[1]) < 1e-5
+    with torch.no_grad():
+        flex = by_forest(model, made, FLEX)
+    torch.testing.assert_close(flex, expected[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_sinks_and_latent_keys_in_bf16(kind, made, device):
+    exact, coarse = (other_policy(kind, device, dtype) for dtype in (FLOAT32, BF16))
+    expected = both(exact, by_row(exact, made, device))
+    rows = both(coarse, by_row(coarse, made, device))
+    found = both(coarse, by_forest(coarse, made, form_for(device)))
+    for row, leaf, wanted in zip(rows, found, expected, strict=True):
+        assert distance(leaf, wanted) < SLACK * distance(row, wanted)
 
 
 def test_forests_of_changing_length_keep_masks(device):
