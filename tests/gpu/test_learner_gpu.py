@@ -149,7 +149,9 @@ SIZES = {
     **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 4096},
     **{"bos_token_id": None, "eos_token_id": 0, "initializer_range": 0.2},
 }
-OTHERS = {  # with the head sizes of gpt-oss and DeepSeek; without a choice of experts
+# With the head sizes of gpt-oss and DeepSeek, which test_families_gpu.py cuts; without a choice of
+# experts.
+OTHERS = {
     "gpt_oss": {
         **{"head_dim": 64, "num_key_value_heads": 2, "num_local_experts": 1},
         **{"num_experts_per_tok": 1, "sliding_window": 40},
@@ -173,24 +175,29 @@ def other_policy(kind, device, dtype):
     return model.to(BF16).to(device, dtype).eval()
 
 
+@pytest.fixture
+def long(device):
+    return forest([lay_out(tree, range(LONG.leaves)) for tree in TREES["long nodes"]()], device)
+
+
 @pytest.mark.parametrize("kind", OTHERS)
-def test_sinks_and_latent_keys_equal_rows(kind, made, device):
+def test_sinks_and_latent_keys_equal_rows(kind, long, device):
     model = other_policy(kind, device, FLOAT32)
-    expected = both(model, by_row(model, made, device))
-    found = both(model, by_forest(model, made, form_for(device)))
+    expected = both(model, by_row(model, long, device))
+    found = both(model, by_forest(model, long, form_for(device)))
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-4)
     assert distance(found[1], expected[1]) < 1e-5
     with torch.no_grad():
-        flex = by_forest(model, made, FLEX)
+        flex = by_forest(model, long, FLEX)
     torch.testing.assert_close(flex, expected[0], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_sinks_and_latent_keys_in_bf16(kind, made, device):
+def test_sinks_and_latent_keys_in_bf16(kind, long, device):
     exact, coarse = (other_policy(kind, device, dtype) for dtype in (FLOAT32, BF16))
-    expected = both(exact, by_row(exact, made, device))
-    rows = both(coarse, by_row(coarse, made, device))
-    found = both(coarse, by_forest(coarse, made, form_for(device)))
+    expected = both(exact, by_row(exact, long, device))
+    rows = both(coarse, by_row(coarse, long, device))
+    found = both(coarse, by_forest(coarse, long, form_for(device)))
     for row, leaf, wanted in zip(rows, found, expected, strict=True):
         assert distance(leaf, wanted) < SLACK * distance(row, wanted)
 
