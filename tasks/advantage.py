@@ -190,7 +190,8 @@ def _penalties(
     trees = [entry.tree for entry in kept]
     *sampling, referring = learners.run(
         batch.logprobs_of,
-        [*inputs.samplers.values(), reference],
+        list(inputs.samplers.values()),
+        reference,
         inputs.policy,
         trees,
         inputs.temperature,

@@ -33,19 +33,22 @@ from tasks.learning.attention import form_for
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
-from tasks.policy import layer_kinds, resident, small_copy, token_ids
+from tasks.policy import layer_kinds, resident, routed_experts, small_copy, token_ids
 from tasks.policy.machine import use_machine
 from tasks.policy.resident import Learner
 from tasks.trees.dialogue import encode
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tables import StoredQuestions
-from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree
+from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, note_experts
 
 STAGE = "policy_check"  # of the sub-step, for all stages that ask for it
 # Nats between log-probabilities, and the share of the largest entry of a gradient.
 STRUCTURE, STRUCTURE_GRADIENT = 1e-4, 5e-5
 PRECISION, PRECISION_GRADIENT = 1e-3, 1e-3  # in float32
 TIMES = 3.0  # what a type's own rounding is multiplied by
+# Shares of (token, router) pairs with other experts: in float32, where none is a matter of rounding
+# but a tie; of a sampler whose choice nobody knows; and where the learner replays the choice.
+STRUCTURE_EXPERTS, UNKNOWN_EXPERTS, REPLAYED_EXPERTS = 0.02, 0.05, 1.0
 # Of a tree: its prompt, long turns, short ones, results and the fresh prompt, in tokens. On the
 # copy it exceeds windows (16), chunks (64) and the original context of scaled positions (32), and
 # what follows the fresh prompt does not.
@@ -88,13 +91,14 @@ class Found:
 
     difference: float
     tolerance: float
+    where: str = ""  # in the policy, if it is not all of it
 
     @property
     def holds(self) -> bool:
         return self.difference <= self.tolerance
 
 
-Findings = dict[str, Found]  # learner, gradient, sampler
+Findings = dict[str, Found]  # learner, gradient, sampler; experts and replay of mixtures
 
 
 def inputs_of(
@@ -166,7 +170,7 @@ def check_policy(
         raise PolicyCheckError(message, metrics)
     return {
         "metrics": metrics,
-        "line": line_of(checks, config, machine, uncopied),
+        "line": line_of(checks, config, machine, uncopied) + _unseen(learner.model),
         "seconds": {
             "structure": structured - began,
             "precision": perf_counter() - structured,
@@ -217,7 +221,8 @@ def structure_of(config: Any, inputs: PolicyCheckInputs) -> tuple[Findings, str]
     opening = np.random.default_rng(SEED).choice(vocabulary, LENGTHS["prompt"])
     sampler = SAMPLERS_OF_COPIES.get(inputs.engine.kind)
     engine = sampler(model) if sampler else Inventing(vocabulary)
-    tree = grown(engine, opening, vocabulary, room)
+    sampled_tree = grown(engine, opening, vocabulary, room)
+    tree = agreement.bare(sampled_tree)
     plain = agreement.by_rows(model, tree, machine)
     found = {
         "learner": Found(
@@ -228,7 +233,18 @@ def structure_of(config: Any, inputs: PolicyCheckInputs) -> tuple[Findings, str]
     if sampler:
         sampled = agreement.largest(agreement.by_sampler(tree), plain)
         found["sampler"] = Found(sampled, STRUCTURE)
+        if routed_experts.routers_of(model):
+            replayed = agreement.by_learner(model, sampled_tree, machine)
+            apart = agreement.largest(replayed, agreement.by_sampler(tree))
+            share = agreement.experts_apart(model, sampled_tree, machine)
+            found["replay"] = Found(apart, STRUCTURE)
+            found["experts"] = Found(share, STRUCTURE_EXPERTS, _routers(model))
     return found, ""
+
+
+def _routers(model: Any) -> str:
+    count = len(routed_experts.routers_of(model))
+    return f"{count} layer{'s' * (count > 1)} of experts"
 
 
 def gradients_apart(model: Any, tree: Tree, machine: Machine) -> float:
@@ -274,13 +290,15 @@ def precision_of(
     room = _room(model.config, inputs.context, 128)
     opened = ENGINES[engine.kind].open(learner, policy, engine, machine, rows)
     try:
-        tree = grown(opened, opening, ids, room)
+        sampled_tree = grown(opened, opening, ids, room)
+        tree = agreement.bare(sampled_tree)
     finally:
         opened.release()
         del opened
     was_training = model.training
     model.eval()
     plain = agreement.by_rows(model, tree, _exact(machine))
+    experts = _experts(model, sampled_tree, machine, inputs.served)
     own, of_sampler = _own_rounding(model, tree, plain, machine, inputs.served)
     learned = agreement.largest(agreement.by_learner(model, tree, machine), plain)
     sampled = agreement.largest(agreement.by_sampler(tree), plain)
@@ -293,7 +311,27 @@ def precision_of(
         "learner": Found(learned, max(PRECISION, TIMES * own)),
         "gradient": gradient,
         "sampler": Found(sampled, max(least, TIMES * of_sampler)),
+        **experts,
     }
+
+
+def _experts(model: Any, tree: Tree, machine: Machine, served: bool) -> Findings:
+    """Return which share of a mixture's tokens the learner sends to other experts than a sampler.
+
+    Where the engine does not say what it chose, a plain pass over rows with weights in an engine's
+    precision stands for it. Nothing, for a policy without routers that are known.
+    """
+    if not routed_experts.routers_of(model):
+        return {}
+    if any(node.experts is not None for node in tree.nodes):
+        share, most = agreement.experts_apart(model, tree, machine), REPLAYED_EXPERTS
+    else:
+        low = machine.precision != "float32" or served
+        precision = {"precision": "bfloat16"} if low else {}
+        cast = resident.to_sample(model, machine.model_copy(update=precision)).eval()
+        chosen = agreement.routed_by_rows(cast, tree, _exact(machine))
+        share, most = agreement.experts_apart(model, chosen, machine), UNKNOWN_EXPERTS
+    return {"experts": Found(share, most, _routers(model))}
 
 
 def _gradient(model: Any, tree: Tree, machine: Machine) -> Found:
@@ -436,6 +474,9 @@ def grown(
     ]
     stopped = _add(tree, start, TURN, third.tokens, third)
     tree.leaves = [*ends, _add(tree, _add(tree, stopped, PROMPT, fresh), TURN, last.tokens, last)]
+    sampled = [(end, turn), (ends[0], second), (ends[1], branch), (stopped, third)]
+    for node, sample in [*sampled, (tree.leaves[-1], last)]:
+        note_experts(tree, node, sample.experts)
     return tree
 
 
@@ -500,16 +541,28 @@ def line_of(checks: Mapping[str, Findings], config: Any, machine: Machine, uncop
     return f"policy check: {layers_of(config)}; " + "; ".join(said)
 
 
+def _unseen(model: Any) -> str:
+    """Return which choice of experts is neither compared nor replayed, or ""."""
+    routers = routed_experts.not_known(model)
+    return f"; experts are compared by log-probabilities alone ({routers})" if routers else ""
+
+
 REPORT = "report this as a bug with the policy's config.json"
 REMEDIES = {
     "learner": f"take another policy, or {REPORT}",
     "gradient": f"take another policy, or {REPORT}",
     "sampler": f"sample with another engine (engine.kind), take another policy, or {REPORT}",
+    "replay": f"take another policy, or {REPORT}",
+    "experts": "set engine.kind to transformers, which says what it chose, so that the learner "
+    "replays it, or machine.precision to float32",
 }
 DIFFER = {
     "learner": "the learner's log-probabilities differ",
     "gradient": "the gradient differs",
     "sampler": "the sampler's log-probabilities differ",
+    "replay": "the learner's log-probabilities with the sampler's experts differ",
+    "experts": "the share of tokens that the learner sends to other experts than the sampler, over "
+    "{}, differs",
 }
 
 
@@ -524,7 +577,7 @@ def fault_of(checks: Mapping[str, Findings], config: Any, inputs: PolicyCheckInp
     if not failed:
         return ""
     told = "; ".join(
-        f"in {check}, {DIFFER[route]} by {found.difference:.2g}, and at most "
+        f"in {check}, {DIFFER[route].format(found.where)} by {found.difference:.2g}, and at most "
         f"{found.tolerance:.2g} is a matter of rounding"
         for check, route, found in failed
     )

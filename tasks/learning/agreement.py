@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning.learner import loss_denominator, optimize
 from tasks.learning.losses import AVERAGINGS, RATIOS, Loss
-from tasks.learning.packing import ByNode, Credit, Credited, uncredited
+from tasks.learning.packing import ByNode, Credit, Credited, Forest, uncredited
 from tasks.learning.passes import NO_VALUES, node_logprobs
-from tasks.policy import token_ids
+from tasks.policy import routed_experts, token_ids
 from tasks.policy.machine import in_precision
 from tasks.policy.optimizer import AdamW
 from tasks.policy.resident import Learner
-from tasks.trees.tree import TURN, Tree
+from tasks.policy.routed_experts import Recording, Replay
+from tasks.trees.tree import TURN, Tree, note_experts
 
 Gradients = dict[str, Tensor]  # name of a weight -> its gradient; without those of no effect
 # One loss of many: every algorithm's gradient is that of log-probabilities, weighted.
@@ -88,10 +91,56 @@ def _of_row(model: Any, tree: Tree, chain: Sequence[int], machine: Machine) -> T
         return torch.zeros(0)
     tokens, places = tokens.to(model.device), torch.from_numpy(np.flatnonzero(sampled))
     places = places.to(model.device)
-    with in_precision(machine):
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0]
+    logits = _pass(model, [node.tokens for node in nodes], machine)
     logprobs = token_ids.of(model).only(logits).float().log_softmax(-1)
     return logprobs[places - 1].gather(-1, tokens[places, None])[:, 0]
+
+
+def _pass(model: Any, texts: Sequence[NDArray[np.int32]], machine: Machine) -> Tensor:
+    """Return the logits of a row, whose tokens are those of its nodes, from one plain pass."""
+    tokens = torch.from_numpy(np.concatenate(texts)).long().to(model.device)
+    with in_precision(machine):
+        logits: Tensor = model(input_ids=tokens[None], use_cache=False).logits[0]
+    return logits
+
+
+# ---------------------------------------------------------------- experts
+
+
+def bare(tree: Tree) -> Tree:
+    """Return a tree without the sampler's choice of experts: a plain pass chooses for itself."""
+    return replace(tree, nodes=[replace(node, experts=None) for node in tree.nodes])
+
+
+@torch.no_grad()
+def routed_by_rows(model: Any, tree: Tree, machine: Machine) -> Tree:
+    """Return a tree with the choice of experts of a model's own pass over each row."""
+    shape = routed_experts.shape_of(routed_experts.routers_of(model))
+    assert shape, "only a mixture of experts chooses"
+    chosen = bare(tree)
+    for chain in _chains(tree):
+        recording = Recording(shape)
+        with routed_experts.using(model, recording):
+            _pass(model, [tree.nodes[node].tokens for node in chain], machine)
+        note_experts(chosen, chain[-1], recording.taken().cpu().numpy())
+    return chosen
+
+
+def experts_apart(model: Any, tree: Tree, machine: Machine) -> float:
+    """Return the share of (token, router) pairs that the learner would send to other experts.
+
+    Its routers choose for themselves in all layers; ``tree`` has the choice that this is held
+    against.
+    """
+    seen: list[Replay] = []
+
+    def measuring(forest: Forest) -> Replay:
+        assert forest.experts, "the tree has experts"
+        seen.append(forest.experts.measuring())
+        return seen[-1]
+
+    node_logprobs(model, [uncredited(tree)], 1.0, STAYING, machine, measuring)
+    return sum(int(one.differing) for one in seen) / max(1, sum(int(one.pairs) for one in seen))
 
 
 # ---------------------------------------------------------------- gradients

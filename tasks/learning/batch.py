@@ -71,7 +71,8 @@ class Updated:
 
 
 def logprobs_of(
-    policies: Sequence[Artifact],
+    samplers: Sequence[Artifact],
+    reference: Artifact,
     learning: Artifact,
     trees: Sequence[Tree],
     temperature: float,
@@ -80,11 +81,25 @@ def logprobs_of(
 ) -> list[list[ByNode]]:
     """Return log-probabilities of the sampled tokens: policy -> tree -> node -> tokens.
 
-    ``learning`` is the policy that learns, which may contain the others.
+    The last one is the reference. ``learning`` is the policy that learns, which may contain the
+    others.
     """
     acting = _loaded(learning, machine)
     batch = [uncredited(tree) for tree in trees]
-    return [_logprobs(batch, acting, policy, temperature, settings, machine) for policy in policies]
+    every = [(policy, passes.RECORDED) for policy in samplers]
+    every.append((reference, _experts_of(reference, samplers)))
+    return [
+        _logprobs(batch, acting, policy, temperature, settings, machine, experts_of)
+        for policy, experts_of in every
+    ]
+
+
+def _experts_of(policy: Artifact, samplers: Collection[Artifact]) -> passes.ExpertsOf:
+    """Return whose choice of experts a policy is computed with: one that has sampled, its own.
+
+    So a reference that is the policy itself, as in a first iteration, differs from it by nothing.
+    """
+    return passes.RECORDED if policy in samplers else passes.OWN_CHOICE
 
 
 def values_of(
@@ -117,9 +132,10 @@ def _logprobs(
     temperature: float,
     settings: Update,
     machine: Machine,
+    experts_of: passes.ExpertsOf,
 ) -> list[ByNode]:
     with resident.POLICIES.reference_of(Path(policy.path), acting, machine) as model:
-        return passes.node_logprobs(model, batch, temperature, settings, machine)
+        return passes.node_logprobs(model, batch, temperature, settings, machine, experts_of)
 
 
 def as_sampled(trees: Sequence[Tree], known: Mapping[int, Sequence[ByNode]]) -> list[ByNode]:
@@ -223,17 +239,19 @@ def _batch(learning: resident.Learner, inputs: UpdateInputs) -> list[Credited]:
     policies that sampled them: the ratio and its clip range hold, turn by turn, against those.
     """
 
-    def known(policy: Artifact) -> list[ByNode]:
-        return _logprobs(
-            batch, learning, policy, inputs.temperature, inputs.settings, inputs.machine
-        )
+    def known(policy: Artifact, experts_of: passes.ExpertsOf) -> list[ByNode]:
+        settings = inputs.temperature, inputs.settings, inputs.machine
+        return _logprobs(batch, learning, policy, *settings, experts_of)
 
     batch = _credited(inputs.trees, inputs.advantages, inputs.algorithm)
     if inputs.reference:
-        pairs = zip(batch, known(inputs.reference), strict=True)
+        reference = _experts_of(inputs.reference, inputs.samplers.values())
+        pairs = zip(batch, known(inputs.reference, reference), strict=True)
         batch = [replace(tree, reference_logprobs=logprobs) for tree, logprobs in pairs]
     if set(inputs.samplers.values()) != {inputs.policy}:
-        sampled = {steps: known(policy) for steps, policy in inputs.samplers.items()}
+        sampled = {
+            steps: known(policy, passes.RECORDED) for steps, policy in inputs.samplers.items()
+        }
         trees = [credited.tree for credited in batch]
         pairs = zip(batch, as_sampled(trees, sampled), strict=True)
         batch = [replace(tree, old_logprobs=logprobs) for tree, logprobs in pairs]

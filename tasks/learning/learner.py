@@ -177,7 +177,7 @@ def objective(
 
     def passes() -> tuple[Tensor, Tensor, Tensor | None]:
         with in_precision(machine):
-            hidden = states(backbone_of(model), forest)
+            hidden = states(backbone_of(model), forest, experts=forest.experts)
             bonus = loss.entropy_bonus > 0
             return hidden, *token_logprobs(model, hidden, forest.targets, temperature, bonus)
 
@@ -190,6 +190,9 @@ def objective(
     if critic and critic.backbone is None:
         part, more = _value_loss(critic, forest, hidden, value_tokens)
         value, metrics = value + critic.coefficient * part, {**metrics, **more}
+    if forest.experts:
+        pairs = {"experts_differ": forest.experts.differing, "experts": forest.experts.pairs}
+        metrics = {**metrics, **pairs}
     return value, {name: float(entry) for name, entry in metrics.items()}
 
 
@@ -284,6 +287,8 @@ def _averages(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     names = (*OVER_TOKENS, *(name for name in WHERE_GIVEN if name in total))
     means = {name: total.get(name, 0.0) / tokens for name in names}
     means["trained_entropy"] = means.pop("entropy")
+    if "experts" in total:
+        means["experts_differ"] = total["experts_differ"] / max(1.0, total["experts"])
     extremes = {name: total[name] for name in COMBINE if name in total}
     return {
         **means,

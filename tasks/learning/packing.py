@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.trees.tree import TURN, Tree, common_length
+from tasks.policy.routed_experts import UNKNOWN, Replay
+from tasks.trees.tree import PROMPT, TURN, Tree, common_length
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -64,6 +66,54 @@ class Credited:
     old_logprobs: ByNode | None = None
     reference_logprobs: ByNode | None = None
 
+    @cached_property
+    def experts(self) -> list[Ints] | None:
+        """Return the experts of each node's tokens, node -> [tokens, routers, chosen].
+
+        Equal tokens that were sampled apart may have been sent to different ones, and are one slot:
+        it takes those of the first node. So all passes over a tree have the same, whichever of its
+        leaves they are over. ``UNKNOWN`` where no node has any; None where none of the tree has.
+        """
+        return settled(self.tree)
+
+
+def settled(tree: Tree) -> list[Ints] | None:
+    """Return what ``Credited.experts`` has. Raises ValueError for choices of different shapes."""
+    shapes = {node.experts.shape[1:] for node in tree.nodes if node.experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the tree of question {tree.question.id} has experts of {len(shapes)} shapes "
+            f"(routers, chosen), {sorted(shapes)}: policies of different sizes have sampled it"
+        )
+    inner = {
+        node.parent for node in tree.nodes if node.kind != PROMPT
+    }  # not what a prompt cuts off
+    chains = [tree.contexts(node)[-1] for node in range(len(tree.nodes)) if node not in inner]
+    texts = [np.concatenate([tree.nodes[node].tokens for node in chain]) for chain in chains]
+    order = _in_order(texts)
+    trie = _prefix_tree([texts[index] for index in order])
+    slots: dict[int, Ints] = {}
+    for index, context in zip(order, trie.contexts, strict=True):
+        ends = np.cumsum([len(tree.nodes[node].tokens) for node in chains[index]])
+        slots |= zip(chains[index], np.split(context, ends[:-1]), strict=True)
+    by_slot = np.full((len(trie.tokens), *shapes.pop()), UNKNOWN, np.int64)
+    for index in reversed(range(len(tree.nodes))):
+        known = tree.nodes[index].experts
+        if known is not None:
+            by_slot[slots[index][: len(known)]] = known
+    return [by_slot[slots[index]] for index in range(len(tree.nodes))]
+
+
+def _in_order(texts: Sequence[NDArray[np.int32]]) -> list[int]:
+    """Return the indices of texts in lexicographic order, in which common prefixes are neighbours.
+
+    Big-endian bytes sort as tokens do.
+    """
+    keys = [text.astype(">u4").tobytes() for text in texts]
+    return sorted(range(len(texts)), key=lambda index: keys[index])
+
 
 def uncredited(tree: Tree) -> Credited:
     """Give a tree zero credit, for forward passes alone."""
@@ -99,6 +149,7 @@ class Layout:
     paths: list[Ints]  # leaf -> its slots [T], prompt and all fresh prompts included
     contexts: list[Ints]  # context -> its slots, in depth-first order
     owned: list[int]  # context -> its first index that no earlier context contains
+    experts: Ints | None = None  # [U, routers, chosen] of a mixture; UNKNOWN where nobody knows
 
     @property
     def pairs(self) -> int:
@@ -138,9 +189,7 @@ def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
     chains = {leaf: tree.contexts(tree.leaves[leaf]) for leaf in leaves}
     flat = [(leaf, chain) for leaf, of_leaf in chains.items() for chain in of_leaf]
     texts = [np.concatenate([tree.nodes[node].tokens for node in chain]) for _, chain in flat]
-    # Big-endian bytes sort as tokens do, and contexts with a common prefix are then neighbours.
-    keys = [text.astype(">u4").tobytes() for text in texts]
-    order = sorted(range(len(flat)), key=lambda context: keys[context])
+    order = _in_order(texts)
     trie = _prefix_tree([texts[context] for context in order])
     indices = {id(flat[context][1]): index for index, context in enumerate(order)}
     slots = {leaf: [trie.contexts[indices[id(c)]] for c in of] for leaf, of in chains.items()}
@@ -157,8 +206,19 @@ def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
         list(of_turns.values()),
         sampled=sampled,
         paths=paths,
+        experts=_experts(source, [flat[context][1] for context in order], trie),
         **trie._asdict(),
     )
+
+
+def _experts(source: Credited, chains: Sequence[Sequence[int]], trie: _Trie) -> Ints | None:
+    """Return the experts [U, routers, chosen] of the slots of contexts, given as their nodes."""
+    if source.experts is None:
+        return None
+    experts = np.empty((len(trie.tokens), *source.experts[0].shape[1:]), np.int64)
+    for chain, slots in zip(chains, trie.contexts, strict=True):
+        experts[slots] = np.concatenate([source.experts[node] for node in chain])
+    return experts
 
 
 class _Trie(NamedTuple):
@@ -308,6 +368,7 @@ class Forest:
     weights: Tensor  # [L] of the leaves in the loss
     returns: Tensor | None  # [L, S]
     values: Tensor | None  # [L, S] of the critic before its update
+    experts: Replay | None = None  # of the slots, where what sampled a tree has recorded them
     known: dict[str, Tensor] = field(default_factory=dict)  # name -> [N]; see KNOWN
     layouts: Sequence[Layout] = ()
     spare: bool = False  # counts for nothing: it keeps a process in step with others
@@ -388,9 +449,22 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         weights=move(np.array([credit.weight for credit in credits], np.float32)),
         returns=of_leaves("returns") if valued else None,
         values=of_leaves("values") if valued else None,
+        experts=_replay(layouts, move),
         known={name: move(values) for name, values in _known(layouts).items()},
         layouts=layouts,
     )
+
+
+def _replay(layouts: Sequence[Layout], move: Callable[[NDArray[Any]], Tensor]) -> Replay | None:
+    """Return the experts of all slots of layouts; None where no tree has any."""
+    shape = next((part.experts.shape[1:] for part in layouts if part.experts is not None), None)
+    if shape is None:
+        return None
+    every = [
+        np.full((len(part.tokens), *shape), UNKNOWN) if part.experts is None else part.experts
+        for part in layouts
+    ]
+    return Replay(move(np.concatenate(every).astype(np.int16)))
 
 
 def _views(layouts: Sequence[Layout]) -> list[Ints]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -40,36 +41,47 @@ from tasks.learning.packing import (
     to_nodes,
 )
 from tasks.learning.shares import Batch
-from tasks.policy import layer_kinds, sharding, token_ids, world
+from tasks.policy import layer_kinds, routed_experts, sharding, token_ids, world
 from tasks.policy.logits import backbone_of, head_of
 from tasks.policy.machine import in_precision
 from tasks.policy.parallel import balanced_parts, lanes, side_by_side
 from tasks.policy.resident import Learner, ValueModel
+from tasks.policy.routed_experts import Replay
 
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
+# Which experts of a mixture a forest's tokens are sent to: those that what sampled them has chosen.
+# For other weights than the sampler's, that would be the choice of another policy's routers: a
+# reference policy and a critic of its own choose for themselves.
+ExpertsOf = Callable[[Forest], Replay | None]
+RECORDED: ExpertsOf = attrgetter("experts")
+OWN_CHOICE: ExpertsOf = lambda forest: None  # noqa: E731
 NO_VALUES: Floats = np.zeros(0, np.float32)  # of a node that was not sampled
 
 
-def states(backbone: Any, forest: Forest, slots: Tensor | None = None) -> Tensor:
+def states(
+    backbone: Any, forest: Forest, slots: Tensor | None = None, experts: Replay | None = None
+) -> Tensor:
     """Return the hidden states of slots; None: of those that predict the sampled tokens. [P, H]
 
-    A backbone that does not attend over forests computes their rows.
+    A backbone that does not attend over forests computes their rows. ``experts``: those of a
+    mixture that each slot is sent to; None: the backbone's routers choose.
     """
     indices = forest.predicting if slots is None else slots
     if not over_forests(backbone):
-        return _states_in_rows(backbone, forest, indices)
+        return _states_in_rows(backbone, forest, indices, experts)
     remember(forest)
-    output = backbone(
-        input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
-    )
+    with routed_experts.using(backbone, experts):
+        output = backbone(
+            input_ids=forest.tokens, position_ids=forest.positions, use_cache=False, forest=forest
+        )
     return output.last_hidden_state[0].index_select(0, indices)
 
 
-def _states_in_rows(backbone: Any, forest: Forest, slots: Tensor) -> Tensor:
+def _states_in_rows(backbone: Any, forest: Forest, slots: Tensor, experts: Replay | None) -> Tensor:
     """Return the hidden states of slots [P, H], each from the last row that has it.
 
     A slot has the same value in all of its rows, and the gradient of a loss by the weights is the
@@ -85,7 +97,12 @@ def _states_in_rows(backbone: Any, forest: Forest, slots: Tensor) -> Tensor:
         places[slots_of_rows[mask]] = used + np.flatnonzero(mask.ravel())
         used += mask.size
         taken = torch.from_numpy(np.where(mask, slots_of_rows, last)).to(device)
-        output = backbone(input_ids=forest.tokens[0][taken], use_cache=False)
+        chosen = None
+        if experts:
+            of_rows = torch.from_numpy(np.where(mask, slots_of_rows, -1)).to(device)
+            chosen = experts.at(of_rows.flatten())
+        with routed_experts.using(backbone, chosen):
+            output = backbone(input_ids=forest.tokens[0][taken], use_cache=False)
         computed.append(output.last_hidden_state.flatten(0, 1))
     indices = torch.from_numpy(places).to(device)[slots]
     return torch.cat(computed).index_select(0, indices)
@@ -130,24 +147,41 @@ def _logprobs(
     return logprobs, -(every.exp() * every).sum(-1) / math.log(vocabulary)
 
 
-def forest_logprobs(model: Any, forest: Forest, temperature: float, machine: Machine) -> Tensor:
-    """Return the log-probabilities [P] of the sampled tokens of a forest under ``model``."""
+def forest_logprobs(
+    model: Any,
+    forest: Forest,
+    temperature: float,
+    machine: Machine,
+    experts: Replay | None = None,
+) -> Tensor:
+    """Return the log-probabilities [P] of the sampled tokens of a forest under ``model``.
+
+    ``experts`` as in ``states``.
+    """
 
     def passes() -> Tensor:
         with in_precision(machine):
-            hidden = states(backbone_of(model), forest)
+            hidden = states(backbone_of(model), forest, experts=experts)
             return token_logprobs(model, hidden, forest.targets, temperature)[0]
 
     return sharding.run(model, passes)
 
 
 def node_logprobs(
-    model: Any, trees: Sequence[Credited], temperature: float, settings: Update, machine: Machine
+    model: Any,
+    trees: Sequence[Credited],
+    temperature: float,
+    settings: Update,
+    machine: Machine,
+    experts_of: ExpertsOf = RECORDED,
 ) -> list[ByNode]:
-    """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens."""
+    """Return log-probabilities of the sampled tokens under ``model``: tree -> node -> tokens.
+
+    ``experts_of``: which experts of a mixture a forest's tokens are sent to.
+    """
 
     def compute(forest: Forest) -> Tensor:
-        return forest_logprobs(model, forest, temperature, machine)
+        return forest_logprobs(model, forest, temperature, machine, experts_of(forest))
 
     return _by_node(model, trees, compute, settings, machine)
 
@@ -162,7 +196,8 @@ def node_values(
 
     def passes(forest: Forest) -> Tensor:
         with in_precision(machine):
-            return states(backbone_of(model), forest)
+            experts = None if critic.backbone else forest.experts
+            return states(backbone_of(model), forest, experts=experts)
 
     def compute(forest: Forest) -> Tensor:
         return values(critic, sharding.run(model, partial(passes, forest)))
@@ -272,7 +307,9 @@ def recomputing(model: Any, recompute: bool) -> Iterator[None]:
             f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
             "gradient checkpointing: set it to false, or use another policy"
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.gradient_checkpointing_enable(
+        {"use_reentrant": False, "context_fn": routed_experts.recomputing}
+    )
     model.disable_input_require_grads()  # only reentrant checkpointing needs them
     parts = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
     modes = [part.training for part in parts]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +29,9 @@ from tasks.trees.tree import (
     CallResult,
     Node,
     Observation,
-    Tree,
     common_prefix,
     join,
+    note_experts,
 )
 
 ENDED = (Outcome.ANSWER, Outcome.NO_ANSWER)  # of a turn with which the agent itself stops acting
@@ -103,25 +102,6 @@ def _append(path: LiveTrajectory, node: Node) -> None:
     fresh = node.kind == PROMPT
     path.tokens = node.tokens if fresh else np.concatenate([path.tokens, node.tokens])
     path.response += 0 if fresh else len(node.tokens)
-
-
-def note_experts(tree: Tree, node: int, experts: NDArray[Any] | None) -> None:
-    """Give the nodes of the context that ends with ``node`` the experts of their tokens.
-
-    ``experts`` [tokens, routers, chosen] are of the context's first tokens. What a node has of an
-    earlier turn stays: it is what its own tokens were sampled with, maybe by another policy.
-    """
-    if experts is None:
-        return
-    start = 0
-    for index in tree.contexts(node)[-1]:
-        one = tree.nodes[index]
-        end = start + len(one.tokens)
-        known = one.experts if one.experts is not None else experts[:0]
-        if len(known) < len(one.tokens):
-            more = experts[start + len(known) : end]
-            tree.nodes[index] = replace(one, experts=np.concatenate([known, more]))
-        start = end
 
 
 # ---------------------------------------------------------------- acts

@@ -176,8 +176,9 @@ def load_trees(folder: Path, iteration: int | None = None) -> list[Tree]:
         }
         name, node = row.pop("question"), row.pop("node")
         results = results_of(row.pop("results", None))
-        more = {"observation": observations.get((name, node)), "experts": experts.get((name, node))}
-        trees[name].nodes.append(Node(**row, **arrays, **more, results=results))
+        arrays["experts"] = experts.get((name, node))
+        observation = observations.get((name, node))
+        trees[name].nodes.append(Node(**row, **arrays, observation=observation, results=results))
     for row in read_rows(folder / "leaves.parquet", iteration):
         trees[row["question"]].leaves.append(row["node"])
     for row in read_rows(folder / "decisions.parquet", iteration):

@@ -318,6 +318,25 @@ def _joined(experts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
     return np.concatenate(known) if len(known) == len(experts) else None
 
 
+def note_experts(tree: Tree, node: int, experts: NDArray[Any] | None) -> None:
+    """Give the nodes of the context that ends with ``node`` the experts of their tokens.
+
+    ``experts`` [tokens, routers, chosen] are of the context's first tokens. What a node has of an
+    earlier turn stays: it is what its own tokens were sampled with, maybe by another policy.
+    """
+    if experts is None:
+        return
+    start = 0
+    for index in tree.contexts(node)[-1]:
+        one = tree.nodes[index]
+        end = start + len(one.tokens)
+        known = one.experts if one.experts is not None else experts[:0]
+        if len(known) < len(one.tokens):
+            more = experts[start + len(known) : end]
+            tree.nodes[index] = replace(one, experts=np.concatenate([known, more]))
+        start = end
+
+
 def common_prefix(first: str, second: str) -> int:
     """Return how many characters two texts share from the start."""
     pairs = zip(first, second, strict=False)
