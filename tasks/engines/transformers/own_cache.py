@@ -7,8 +7,9 @@ as transformers makes it. A state has no positions and cannot be cut back: a pat
 end of each prompt and result that it was fed, and at its own end, and what branches off elsewhere
 is fed again from the last of these before.
 
-What is new in a path is fed with those that have as much in front and as many new tokens; all paths
-then decode together, stacked with zeros on the left (states.py), as far as the family allows.
+What is new in a path is fed with what other paths have new, as many tokens of each, and all paths
+then decode together, stacked with zeros on the left (states.py), as far as the family allows. A
+family that takes a token at a time behind its cache is fed a token of each path at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from tasks.policy import routed_experts
 from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # tokens of one prefill pass over several rows: bounds its memory
+FEED_ROWS = 16  # that are stacked to be fed, at most: beside all rows that paths keep
+NO_TOKENS = np.zeros(0, np.int32)
 CACHES = ("past_key_values", "cache_params", "state")  # names of what a pass carries on
 Item = TypeVar("Item")
 
@@ -67,6 +70,10 @@ class Start:
     @property
     def length(self) -> int:
         return len(self.known.tokens) if self.known else 0
+
+    @property
+    def new(self) -> int:
+        return len(self.tokens) - self.length
 
 
 @dataclass(frozen=True)
@@ -136,20 +143,6 @@ class OwnPass:
             experts = recording.taken().unflatten(0, tokens.shape).cpu().numpy()
         return output.logits[:, -1].float(), output[name] if name else None, experts
 
-    def feed(
-        self, new: NDArray[np.int64], start: int, cache: Any
-    ) -> tuple[Tensor, Any, NDArray[Any] | None]:
-        """Compute ``new`` [rows, fed] behind ``start`` tokens. Returns as ``compute``."""
-        whole = start == 0 or self.several
-        parts = [new] if whole else np.split(new, new.shape[1], axis=1)
-        fed: list[NDArray[Any]] = []
-        for part in parts:
-            starts = np.full(len(part), start)
-            logits, cache, experts = self.compute(part, starts, cache=cache)
-            start += part.shape[1]
-            fed += [] if experts is None else [experts]
-        return logits, cache, np.concatenate(fed, 1) if fed else None
-
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
@@ -197,8 +190,8 @@ class OwnCacheSession:
         alike = _groups(range(len(requests)), lambda i: requests[i].tokens.tobytes())
         starts = [self._start(group, requests) for group in alike]
         for batch in _groups(starts, self._fed_with):
-            new = len(batch[0].tokens) - batch[0].length
-            at_once = max(1, FEED_TOKENS // new) if new else len(batch)
+            most = max(start.new for start in batch)
+            at_once = max(1, min(FEED_ROWS, FEED_TOKENS // most)) if most else len(batch)
             for first in range(0, len(batch), at_once):
                 some = batch[first : first + at_once]
                 for start, row in zip(some, self._feed(some), strict=True):
@@ -227,25 +220,47 @@ class OwnCacheSession:
 
     def _fed_with(self, start: Start) -> Hashable:
         """Return what is equal for contexts that are fed together."""
-        alone = () if self.own_pass.stacks else tuple(start.requests)
-        return start.length, len(start.tokens), alone
+        if not self.own_pass.stacks:
+            return tuple(start.requests)
+        if not (self.own_pass.pads and start.length and start.new):
+            return start.length, start.new
+        return start.new if self.own_pass.several else None
 
     def _feed(self, starts: Sequence[Start]) -> list[Row]:
-        """Feed contexts that are equally long, from beginnings that are equally long."""
-        length, known = starts[0].length, [start.known for start in starts if start.known]
-        if length == len(starts[0].tokens):
-            return known
-        first = length if self.own_pass.cached else 0
-        new = np.stack([start.tokens[first:] for start in starts]).astype(np.int64)
-        cache = _cache_of([row.held for row in known])
-        logits, cache, fed = self.own_pass.feed(new, first, cache)
-        slots = len(starts[0].tokens)
-        held = self._held(cache, range(len(starts)), [slots] * len(starts), slots)
-        experts = _extended([_pieces(start.known if first else None) for start in starts], fed)
-        return [
-            Row(start.tokens, one, logits[i].clone(), _joined(experts[i]))
-            for i, (start, one) in enumerate(zip(starts, held, strict=True))
-        ]
+        """Feed what is new in contexts whose beginnings can be stacked."""
+        known = [start.known if self.own_pass.cached else None for start in starts]
+        if not starts[0].new:
+            return [start.known for start in starts if start.known]
+        contexts = [row.tokens if row else NO_TOKENS for row in known]
+        cache = _cache_of([row.held for row in known if row])
+        pieces = [_pieces(row) for row in known]
+        batch = Batch(contexts, max(map(len, contexts)), cache, pieces)
+        new = [start.tokens[len(old) :] for start, old in zip(starts, contexts, strict=True)]
+        rows: dict[int, Row] = {}
+        live, fed = np.arange(len(starts)), 0
+        while len(live):
+            least = min(len(new[i]) for i in live)
+            until = least if self.own_pass.several or not batch.slots else fed + 1
+            logits, batch = self._computed(batch, np.stack([new[i][fed:until] for i in live]), fed)
+            fed = until
+            ended = np.array([len(new[i]) == fed for i in live])
+            places = np.flatnonzero(ended)
+            lengths, slots = batch.lengths[places] + fed, batch.slots + fed
+            held = self._held(batch.cache, places, lengths.tolist(), slots) if len(places) else []
+            for i, one in zip(places, held, strict=True):
+                tokens, experts = starts[live[i]].tokens, _joined(batch.experts[i])
+                rows[int(live[i])] = Row(tokens, one, logits[i].clone(), experts)
+            if ended.any() and not ended.all():
+                batch = self._only(batch, np.flatnonzero(~ended), fed)
+            live = live[~ended]
+        return [rows[i] for i in range(len(starts))]
+
+    def _computed(self, batch: Batch, new: NDArray[np.int32], fed: int) -> tuple[Tensor, Batch]:
+        """Compute ``new`` [rows, tokens] behind the contexts and ``fed`` further tokens."""
+        starts, padding = batch.lengths + fed, batch.slots - batch.lengths
+        computed = self.own_pass.compute(new.astype(np.int64), starts, padding, batch.cache)
+        logits, cache, experts = computed
+        return logits, replace(batch, cache=cache, experts=_extended(batch.experts, experts))
 
     def _held(
         self, cache: Any, rows: Iterable[int], lengths: Sequence[int], slots: int
@@ -310,11 +325,7 @@ class OwnCacheSession:
             whole = np.concatenate([batch.contexts[0], drawn[0]])[None].astype(np.int64)
             logits, _, fed = self.own_pass.compute(whole, np.zeros(1, np.int64))
             return logits, replace(batch, experts=_extended([[]], fed))
-        starts = batch.lengths + drawn.shape[1] - 1
-        padding = batch.slots - batch.lengths
-        new = drawn[:, -1:].astype(np.int64)
-        logits, cache, fed = self.own_pass.compute(new, starts, padding, batch.cache)
-        return logits, replace(batch, cache=cache, experts=_extended(batch.experts, fed))
+        return self._computed(batch, drawn[:, -1:], drawn.shape[1] - 1)
 
     def _end(
         self, handles: Sequence[int], batch: Batch, places: list[int], fed: NDArray[np.int32]
@@ -337,7 +348,8 @@ class OwnCacheSession:
         rows = torch.from_numpy(stay).to(self.own_pass.device)
         state = states.state_of(batch.cache, batch.slots + fed)
         cache = states.cache_of(states.rows_of(state, rows))
-        contexts, experts = ([one[i] for i in stay] for one in (batch.contexts, batch.experts))
+        contexts = [batch.contexts[i] for i in stay]
+        experts = [batch.experts[i] for i in stay]
         return replace(batch, contexts=contexts, cache=cache, experts=experts)
 
 

@@ -29,7 +29,9 @@ KNOWN = (
     cache_utils.LinearAttentionAndFullAttentionLayer,
     cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
 )
+CACHES = ("DynamicCache", "MiniMaxCache")
 ATTRIBUTES = {  # of caches and of their layers; a model may add others to them
+    "linear_cache",  # of MiniMax's cache: states by layer, [] in layers of attention
     *("layers", "layer_class_to_replicate", "offloading"),
     *("keys", "values", "is_initialized", "dtype", "device"),
     *("sliding_window", "_sliding_window_tensor", "cumulative_length", "record_past"),
@@ -39,6 +41,7 @@ ATTRIBUTES = {  # of caches and of their layers; a model may add others to them
 }
 OF_POSITIONS = ("keys", "values", "indexer_keys")
 OF_THE_LAST = ("conv_states", "recurrent_states")  # number -> state
+OF_THE_CACHE = "linear_cache"
 Place = tuple[int, str, int]  # layer, attribute, number of the state
 
 
@@ -54,7 +57,8 @@ class Carried:
 def is_known(cache: Any) -> bool:
     """Return whether a cache can be taken apart."""
     return (
-        type(cache) is transformers.DynamicCache
+        isinstance(cache, transformers.DynamicCache)
+        and type(cache).__name__ in CACHES
         and all(type(layer) in KNOWN for layer in cache.layers)
         and all(ATTRIBUTES.issuperset(vars(part)) for part in (cache, *cache.layers))
     )
@@ -63,7 +67,7 @@ def is_known(cache: Any) -> bool:
 def can_be_cut(cache: Any) -> bool:
     """Return whether a known cache holds every position: then a beginning of it is enough."""
     whole = (cache_utils.DynamicLayer, cache_utils.DynamicIndexedLayer)
-    return all(type(layer) in whole for layer in cache.layers)
+    return all(type(layer) in whole for layer in cache.layers) and not _states(cache)
 
 
 def can_be_padded(cache: Any) -> bool:
@@ -88,6 +92,10 @@ def cache_of(state: Carried) -> Any:
     """Return a cache that goes on from a state, and may write into its recurrent tensors."""
     cache = copy.copy(state.form)
     cache.layers = [copy.copy(layer) for layer in cache.layers]
+    if _states(cache):
+        cache.linear_cache = list(cache.linear_cache)
+        for number in _states(cache):  # in a layer of no length, by which no mask is measured
+            cache.layers[number : number + 1] = [cache_utils.LinearAttentionLayer()]
     for layer in cache.layers:
         for name in OF_THE_LAST:
             if hasattr(layer, name):
@@ -97,6 +105,8 @@ def cache_of(state: Carried) -> Any:
     for (number, name, index), tensor in state.tensors.items():
         if name in OF_POSITIONS:
             setattr(cache.layers[number], name, tensor)
+        elif name == OF_THE_CACHE:
+            cache.linear_cache[number] = tensor
         else:
             getattr(cache.layers[number], name)[index] = tensor
     return cache
@@ -145,8 +155,14 @@ def shared(early: Carried, late: Carried) -> Carried:
     return Carried(early.form, tensors, early.length)
 
 
+def _states(cache: Any) -> dict[int, Tensor]:
+    """Return the states that a cache holds itself, by layer."""
+    held = enumerate(getattr(cache, OF_THE_CACHE, ()))
+    return {number: state for number, state in held if isinstance(state, Tensor)}
+
+
 def _tensors(cache: Any) -> dict[Place, Tensor]:
-    found: dict[Place, Tensor] = {}
+    found = {(number, OF_THE_CACHE, 0): state for number, state in _states(cache).items()}
     for number, layer in enumerate(cache.layers):
         for name in OF_POSITIONS:
             tensor = getattr(layer, name, None)

@@ -34,7 +34,7 @@ ABILITIES = {  # of families whose own pass cannot do all
     # a token's position depends on how many of the tokens before are the pad token
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), WHOLE),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl", "xmod"), WHOLE),
-    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "minimax", "zamba"), ONE_BY_ONE),
+    **dict.fromkeys(("falcon_mamba", "jamba", "mamba", "zamba"), ONE_BY_ONE),
     **dict.fromkeys(("roformer", "trocr"), EQUAL),
     # they scale queries by their place in the cache
     **dict.fromkeys(("inkling_text", "llama4_text"), EQUAL),

@@ -77,12 +77,14 @@ FAMILIES = {
     "mamba": {"state_size": 8, "time_step_rank": 4, "intermediate_size": 96},
     # a cache of a class of its own
     "minimax": {**EXPERTS, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    # a cache of a class of its own, which each path has for itself
+    "rwkv": {"attention_hidden_size": 48},
     # no cache that can be used
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "attention_window_size": WINDOW},
     "xlstm": {"num_heads": 4, "num_blocks": 2, "chunk_size": 16, "hidden_size": 64},
 }
-FLAT = ("jamba", "xlstm")  # whose logits would spread less
-NO_SDPA = ("gpt_oss", "mamba", "xlstm")
+FLAT = ("jamba", "rwkv", "xlstm")  # whose logits would spread less
+NO_SDPA = ("gpt_oss", "mamba", "rwkv", "xlstm")
 
 
 class Tokenizer:
@@ -103,7 +105,7 @@ def model_of(kind):
             elif weight.ndim == 1 and "A_log" not in name and "dt" not in name:
                 weight.mul_(1.0 + 0.3 * torch.randn(()))
         if kind in FLAT:
-            model.get_output_embeddings().weight.mul_(3)
+            model.get_output_embeddings().weight.mul_(4)
     return model.eval()
 
 
