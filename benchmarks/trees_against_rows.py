@@ -1,4 +1,4 @@
-"""Time updates on trees against the same updates on rows, for layers that carry a state.
+"""Time updates on trees against the same updates on rows, for layers beyond plain attention.
 
     python -m benchmarks.trees_against_rows                 a Qwen3.5-shaped policy
     python -m benchmarks.trees_against_rows --family lfm2   another family
@@ -41,7 +41,22 @@ STATES = {  # of Qwen3.5: three layers of the gated delta rule, then one of atte
     **{"linear_num_key_heads": 8, "linear_num_value_heads": 8},
     **{"linear_key_head_dim": 64, "linear_value_head_dim": 64},
 }
-MORE = {"qwen3_5_text": STATES, "lfm2": {"layer_types": [*["conv"] * 3, "full_attention"]}}
+SINKS = {
+    **{"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 128},
+    **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 512},
+}
+LATENTS = {
+    **{"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
+    **{"v_head_dim": 64, "head_dim": 32, "num_key_value_heads": 8, "first_k_dense_replace": 1},
+    **{"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1},
+    **{"topk_group": 1, "moe_intermediate_size": 256},
+}
+MORE = {
+    "qwen3_5_text": STATES,
+    "lfm2": {"layer_types": [*["conv"] * 3, "full_attention"]},
+    "gpt_oss": SINKS,
+    "deepseek_v3": LATENTS,
+}
 CASES = {  # tokens of a leaf, of which so many are shared, and the trees of an update
     "640 tokens, 512 in common": (640, 512, 1),
     "140 tokens, 112 in common": (140, 112, 4),
@@ -55,18 +70,19 @@ def policy_of(family: str) -> Learner:
     torch.manual_seed(0)
     configs = transformers.models.auto.configuration_auto.CONFIG_MAPPING
     config = configs[family](**{**SIZES, **MORE.get(family, {})})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    plain = "eager" if family == "gpt_oss" else "sdpa"  # the first has no other
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=plain)
     optimizer = AdamW(list(model.parameters()), lr=0.0, weight_decay=0.0)
     return Learner(None, model, None, optimizer)  # type: ignore[arg-type]
 
 
-def tree_of(tokens: int, common: int, seed: int) -> Credited:
+def tree_of(tokens: int, common: int, seed: int, vocabulary: int = VOCABULARY) -> Credited:
     """Return a tree whose leaves have so many tokens each, the first ones in common."""
     random = np.random.default_rng(seed)
     tree = Tree(Question("q", "kind", "text", ("1",)))
 
     def add(parent: int, kind: str, length: int, first: int) -> int:
-        drawn = random.integers(3, VOCABULARY, length).astype(np.int32)
+        drawn = random.integers(3, vocabulary, length).astype(np.int32)
         drawn[0] = first
         none = np.zeros(length if kind == TURN else 0, np.float32)
         tree.nodes.append(Node(parent, kind, "", "", drawn, none, none))
@@ -94,6 +110,14 @@ def measure(policy: Learner, case: str, repetitions: int, machine: Machine) -> s
     layouts = [lay_out(tree, range(LEAVES)) for tree in trees]
     rows = sum(len(row) for layout in layouts for row in layout.rows)
     fewer = rows / sum(len(layout.tokens) for layout in layouts)
+    own, plain = both_forms(policy, trees, repetitions, machine)
+    return f"| {case} | {fewer:.2f} | {own:.2f} | {plain:.2f} | {plain / own:.2f} |"
+
+
+def both_forms(
+    policy: Learner, trees: Sequence[Credited], repetitions: int, machine: Machine
+) -> tuple[float, float]:
+    """Return the processor seconds of an update in the policy's own form and as rows, in turn."""
     forms = (attention.form_of(policy.model, machine.device), attention.ROWS)
     for form in forms:
         seconds_of(policy, trees, form, machine)  # the first one is slower
@@ -102,7 +126,7 @@ def measure(policy: Learner, case: str, repetitions: int, machine: Machine) -> s
         for form in forms:
             taken[form].append(seconds_of(policy, trees, form, machine))
     own, plain = (median(taken[form]) for form in forms)
-    return f"| {case} | {fewer:.2f} | {own:.2f} | {plain:.2f} | {plain / own:.2f} |"
+    return own, plain
 
 
 def main() -> None:
