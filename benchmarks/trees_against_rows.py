@@ -41,17 +41,17 @@ STATES = {  # of Qwen3.5: three layers of the gated delta rule, then one of atte
     **{"linear_num_key_heads": 8, "linear_num_value_heads": 8},
     **{"linear_key_head_dim": 64, "linear_value_head_dim": 64},
 }
-SINKS = {
+SINKS: dict[str, Any] = {
     **{"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 128},
     **{"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 512},
 }
-LATENTS = {
+LATENTS: dict[str, Any] = {
     **{"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32},
     **{"v_head_dim": 64, "head_dim": 32, "num_key_value_heads": 8, "first_k_dense_replace": 1},
     **{"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1},
     **{"topk_group": 1, "moe_intermediate_size": 256},
 }
-MORE = {
+MORE: dict[str, dict[str, Any]] = {
     "qwen3_5_text": STATES,
     "lfm2": {"layer_types": [*["conv"] * 3, "full_attention"]},
     "gpt_oss": SINKS,
