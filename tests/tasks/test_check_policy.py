@@ -318,3 +318,62 @@ def test_tree_has_what_a_rollout_can_have():
     sizes = checks.LENGTHS
     assert sizes["prompt"] > small_copy.WINDOW
     assert sizes["fresh"] + sizes["short"] < small_copy.ORIGINAL < sizes["prompt"]
+
+
+# ---------------------------------------------------------------- mixtures of experts
+
+
+@pytest.fixture(scope="module")
+def mixture(folder, tokenizer):
+    """The folder of a Qwen3-MoE whose weights are large enough for experts to matter."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_experts": 32, "num_local_experts": 32, "num_experts_per_tok": 6}
+    config = transformers.AutoConfig.for_model(
+        "qwen3_moe",
+        **{**sizes, **heads, **experts, "vocab_size": len(tokenizer), "num_hidden_layers": 4},
+        **{"initializer_range": 0.3, "norm_topk_prob": True, "eos_token_id": 1},
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "mixture")
+    tokenizer.save_pretrained(folder / "mixture")
+    return "mixture"
+
+
+def test_share_of_other_experts_is_measured_and_replayed(made, mixture):
+    exact = run(made, policy=mixture)["metrics"]
+    for check in ("structure", "precision"):
+        assert exact[f"policy_check/{check}/experts"] < 0.005
+    assert exact["policy_check/structure/replay"] < checks.STRUCTURE / 5
+    resident.POLICIES.clear()
+    low = run(made, policy=mixture, machine=HALF)["metrics"]
+    assert low["policy_check/precision/experts"] > 0.02  # and passes: the learner replays them
+    assert low["policy_check/precision/experts_tolerance"] == checks.REPLAYED_EXPERTS
+
+
+def test_mixture_whose_sampler_does_not_say_is_stopped(
+    made, mixture, folder, tmp_path, monkeypatch
+):
+    for name, value in {TOKEN: "t" * 16, NAMES: "localhost", FOLDER: str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    with listening(Guard(app_of(Served(MACHINE, folder / mixture)))) as port:
+        served = ENGINE.model_copy(update={"servers": (f"http://localhost:{port}",)})
+        message, found = stopped(made, policy=mixture, engine=served, machine=HALF)
+        fleet_at.cache_clear()
+    assert found["precision/experts"] > checks.UNKNOWN_EXPERTS
+    for word in ("other experts", "4 layers", "engine.kind", "float32"):
+        assert word in message
+    print(message)
+
+
+def test_record_in_another_order_is_stopped(made, mixture, monkeypatch):
+    right = RaggedCache.note
+    monkeypatch.setattr(RaggedCache, "note", lambda cache, chosen: right(cache, chosen.flip(0)))
+    _, found = stopped(made, policy=mixture)
+    assert {"structure/replay", "structure/experts"} <= found.keys()
+
+
+def test_router_that_is_not_known_is_named():
+    config = transformers.AutoConfig.for_model("phimoe")
+    model = small_copy.small_copy(config, CONTEXT)
+    assert "PhimoeTopKRouter" in checks._unseen(model)

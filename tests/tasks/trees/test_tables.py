@@ -34,8 +34,12 @@ from tasks.trees.tree import (
     Observation,
     Question,
     Tree,
+    join,
+    note_experts,
+    split,
 )
 from tests.examples import examples
+from tests.trees import random_tree
 
 QUESTION = Question("q", "toy", "prompt", ("1",))
 words = st.text(max_size=8)
@@ -258,3 +262,47 @@ def test_write_makes_its_folder(tmp_path):
     row = {"id": "q", "kind": "toy", "text": "prompt", "answers": ["1"]}
     assert read_rows(file) == [{**row, "scorer": "exact", "before": []}]
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_experts_are_stored_beside_the_nodes_and_absent_without_mixtures(tmp_path):
+    plain, mixture = random_tree(1, name="a"), random_tree(2, name="b")
+    save_trees([plain], tmp_path / "dense")
+    assert not (tmp_path / "dense/experts.parquet").exists()
+    for kind, most in ((np.uint8, 256), (np.int16, 1000)):
+        draw = np.random.default_rng(0)
+        nodes = [
+            replace(
+                node,
+                experts=draw.integers(0, most, (max(0, len(node.tokens) - 1), 3, 2)).astype(kind),
+            )
+            for node in mixture.nodes
+        ]
+        stored = [plain, replace(mixture, nodes=[*nodes[:-1], mixture.nodes[-1]])]
+        save_trees(stored, tmp_path / "trees")
+        first, second = load_trees(tmp_path / "trees")
+        assert all(node.experts is None for node in first.nodes)
+        assert second.nodes[-1].experts is None
+        for node, expected in zip(second.nodes[:-1], nodes, strict=False):
+            assert node.experts.dtype == kind
+            np.testing.assert_array_equal(node.experts, expected.experts)
+        dense = (tmp_path / "dense/leaves.parquet").read_bytes()
+        save_trees([plain], tmp_path / "again")
+        assert (tmp_path / "again/leaves.parquet").read_bytes() == dense
+
+
+def test_experts_follow_a_context_through_parts_and_results():
+    tree = random_tree(4, leaves=4)
+    leaf = tree.leaves[0]
+    path = tree.contexts(leaf)[-1]
+    total = sum(len(tree.nodes[n].tokens) for n in path)
+    numbers = np.arange(total, dtype=np.uint8)[:, None, None]
+    begun = len(tree.nodes[path[0]].tokens) + 1
+    note_experts(tree, leaf, numbers[:begun])  # an earlier turn
+    note_experts(tree, leaf, numbers[: total - 1] + 100)  # a later one fills what was not known
+    found = np.concatenate([tree.nodes[n].experts for n in path])[:, 0, 0]
+    assert found.tolist() == [*range(begun), *range(begun + 100, total + 99)]
+    whole = join([tree.nodes[n] for n in path])
+    assert whole.experts.shape == (total - 1, 1, 1)
+    turn = replace(whole, kind="turn", parent=-1)
+    parts, _ = split([turn], {0: [2]}, lambda tokens: "")
+    assert [len(part.experts) for part in parts] == [2, total - 3]
