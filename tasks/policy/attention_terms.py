@@ -85,6 +85,19 @@ def with_sinks(
     return query, key, value
 
 
+def sunk_attention(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, sinks: Tensor, scale: float
+) -> Tensor:
+    """Attend with one more logit in each softmax, without a copy of the keys.
+
+    For few queries over many keys. query [R, heads, A, size], key and value [R, heads, B, size],
+    visible broadcasts to [R, heads, A, B], sinks to [R, heads, A, 1]; returns [R, heads, A, size].
+    """
+    scores = (query @ key.transpose(-1, -2) * scale).masked_fill(~visible, float("-inf"))
+    scores = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:3], 1)], -1)
+    return torch.softmax(scores.float(), -1)[..., :-1].to(value.dtype) @ value
+
+
 def less_sinks(mixed: Tensor, log_sums: Tensor, sinks: Tensor) -> Tensor:
     """Take from what plain attention gives the share of the sinks: sigmoid(lse - sink) is left.
 

@@ -23,13 +23,18 @@ from tasks.engines.transformers.sampling_worker import (
     worker_session,
 )
 from tasks.policy import routed_experts, token_ids
-from tasks.policy.attention_terms import capped_attention, in_window, refuse
+from tasks.policy.attention_terms import (
+    capped_attention,
+    in_window,
+    refuse,
+    sunk_attention,
+)
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import head_of
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
-GROUPED = "grouped_sdpa"  # name of our attention function in transformers
+GROUPED = "grouped"  # our attention function in transformers, which looks for "sdpa" in names
 
 
 class TransformersEngine:
@@ -172,13 +177,14 @@ def grouped_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention with fewer key-value heads than query heads, without copying keys and values.
 
     query [rows, heads, fed, size], key and value [rows, key-value heads, visible, size], mask
     [rows, 1, fed, visible]. The query heads that share a key-value head are treated as further
-    positions. Returns [rows, fed, heads, size], as transformers expects it.
+    positions. ``s_aux`` [heads]: sinks. Returns [rows, fed, heads, size], as transformers expects.
     Raises ValueError for what an architecture adds that is not computed here.
     """
     refuse(dropout, others)
@@ -188,7 +194,11 @@ def grouped_attention(
     shared = heads // key.shape[1]
     stacked = query.reshape(rows, key.shape[1], shared * fed, size)
     mask = attention_mask if fed == 1 else attention_mask.repeat(1, 1, shared, 1)
-    if softcap:
+    if s_aux is not None:
+        sinks = s_aux.view(1, -1, shared, 1).repeat_interleave(fed, 2)  # one of each stacked query
+        scale = size**-0.5 if scaling is None else scaling
+        mixed = sunk_attention(stacked, key, value, mask, sinks, scale)
+    elif softcap:
         mixed = capped_attention(stacked, key, value, mask, softcap=softcap, scale=scaling)
     else:
         mixed = torch.nn.functional.scaled_dot_product_attention(

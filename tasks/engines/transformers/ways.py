@@ -17,7 +17,7 @@ RAGGED = {  # families of full attention, or of windows that they tell their att
     *("apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "cohere2_moe"),
     *("cwm", "diffllama", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe"),
     *("flex_olmo", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt2"),
-    *("granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
+    *("gpt_oss", "granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense"),
     *("hunyuan_v1_moe", "hy_v3", "hyperclovax", "jais2", "laguna", "llama", "mellum"),
     *("minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat"),
     *("nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2"),

@@ -51,7 +51,6 @@ FAMILIES = {
         **{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY},
     },
     "deepseek_v3": {**EXPERTS, **LATENT},
-    "gpt_oss": {**MIXED, **EXPERTS},  # sinks
     "falcon_h1": {  # a state beside keys and values, in each layer
         **{"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 24, "mamba_d_ssm": 96},
         **{"mamba_chunk_size": 8},
@@ -84,7 +83,7 @@ FAMILIES = {
     "xlstm": {"num_heads": 4, "num_blocks": 2, "chunk_size": 16, "hidden_size": 64},
 }
 FLAT = ("jamba", "rwkv", "xlstm")  # whose logits would spread less
-NO_SDPA = ("gpt_oss", "mamba", "rwkv", "xlstm")
+NO_SDPA = ("mamba", "rwkv", "xlstm")
 
 
 class Tokenizer:

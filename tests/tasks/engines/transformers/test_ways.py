@@ -45,9 +45,10 @@ FAMILIES = {
     "vaultgemma": {**WINDOWS, "attn_logit_softcapping": 2.0},
     "mixtral": EXPERTS | EVERY,
     "gpt2": ALL_HEADS,
+    "gpt_oss": WINDOWS | EXPERTS,  # sinks
     "opt": {**ALL_HEADS, "word_embed_proj_dim": 48, "ffn_dim": 64, "init_std": 0.25},
 }
-NO_SDPA = ("gemma2", "vaultgemma")  # it would leave out their bounds
+NO_SDPA = ("gemma2", "gpt_oss", "vaultgemma")  # it would leave out their bounds and sinks
 
 
 class Tokenizer:
