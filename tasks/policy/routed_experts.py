@@ -50,7 +50,7 @@ class Router(NamedTuple):
     grouped: bool  # whether it scores groups of experts first
 
 
-class Shape(NamedTuple):
+class RoutedShape(NamedTuple):
     """The shape of what is chosen for one token, and the smallest type of torch for it."""
 
     routers: int
@@ -91,13 +91,13 @@ def not_known(model: Any) -> str:
     return ", ".join(f"{name}, {OTHERWISE[name]}" for name in sorted(names))
 
 
-def shape_of(routers: Sequence[Router]) -> Shape | None:
+def shape_of(routers: Sequence[Router]) -> RoutedShape | None:
     """Return the shape of a token's choice; None for a model without routers."""
     if not routers:
         return None
     most = max(router.experts for router in routers)
     chosen = max(router.chosen for router in routers)
-    return Shape(len(routers), chosen, torch.uint8 if most <= 256 else torch.int16)
+    return RoutedShape(len(routers), chosen, torch.uint8 if most <= 256 else torch.int16)
 
 
 # ---------------------------------------------------------------- what a pass does with choices
@@ -110,7 +110,7 @@ _CHOOSER: ContextVar[Chooser | None] = ContextVar("chooser of experts", default=
 class Recording:
     """Notes what routers choose in one pass."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: RoutedShape) -> None:
         self.shape = shape
         self.by_router: dict[int, Tensor] = {}
 

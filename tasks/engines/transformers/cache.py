@@ -23,7 +23,7 @@ from torch import Tensor
 from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.transformers.drawing import Drawing, Turns
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
-from tasks.policy.routed_experts import Shape
+from tasks.policy.routed_experts import RoutedShape
 from tasks.trees.tree import common_length
 
 FEED_TOKENS = 8192  # padded positions of one prefill pass: bounds its memory
@@ -43,7 +43,7 @@ class Network:
     # tokens [rows, fed] and an index of each row [rows] to its hidden states [rows, hidden]
     last_states: Callable[[Tensor, Tensor, RaggedCache], Tensor]
     head: Callable[[Tensor], Tensor]  # [..., hidden] to logits [..., vocabulary]
-    experts: Shape | None = None  # of what routers choose for a token; None without mixtures
+    experts: RoutedShape | None = None  # of what routers choose for a token; None without mixtures
 
 
 @dataclass

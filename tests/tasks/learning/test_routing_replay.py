@@ -57,7 +57,7 @@ def gradients(model, layouts, form, recompute=False):
             resident.Learner(None, model, None), made, GRPO, 1.0, 50.0, 50, MACHINE
         )
         value.backward()
-    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    found = {n: w.grad.clone() for n, w in model.named_parameters() if w.grad is not None}
     return found, metrics
 
 
