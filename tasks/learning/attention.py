@@ -79,10 +79,18 @@ def together() -> bool:
 
 @contextmanager
 def attending(model: Any, form: str) -> Iterator[None]:
-    """Let ``model`` compute in a form inside this context; restore its layers after."""
+    """Let ``model`` compute in a form inside this context; restore its layers after.
+
+    Threads may share the context. Raises RuntimeError for a second one of the same model.
+    """
     if form == ROWS:
         yield
         return
+    if over_forests(model):  # the first to end would take the layers from the other
+        raise RuntimeError(
+            f"{type(model).__name__} computes trees already, in another thread or an outer call: "
+            "let that end first, or use a copy of the model"
+        )
     before = model.config._attn_implementation
     model.set_attn_implementation(form)
     if not over_forests(model):  # transformers leaves attention of another making as it is

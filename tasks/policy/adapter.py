@@ -58,20 +58,53 @@ def attach(model: Any, settings: Lora, base: Artifact, seed: int) -> None:
 
 def _check(model: Any, settings: Lora) -> None:
     """Raise ValueError for a module name that no linear layer has."""
+    linear = _linear(model)
+    if unknown := [name for name in settings.modules if name not in linear]:
+        raise ValueError(
+            f"lora.modules names {unknown[0]}, which is no linear layer of the policy: name some "
+            f"of {', '.join(linear)}"
+        )
+
+
+def _linear(model: Any) -> list[str]:
+    """Return the names of the linear layers of a model, the last part of each."""
     head = model.get_output_embeddings()  # it may be tied to the embeddings, which are no product
-    linear = {
+    names = {
         name.rpartition(".")[2]
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear) and layer is not head
     }
-    if unknown := [name for name in settings.modules if name not in linear]:
-        raise ValueError(
-            f"lora.modules names {unknown[0]}, which is no linear layer of the policy: name some "
-            f"of {', '.join(sorted(linear))}"
-        )
+    return sorted(names)
+
+
+def adaptable(model: Any, *names: str) -> list[str]:
+    """Return which linear layers an adapter takes effect on, of ``names`` or of all; each is tried.
+
+    Left out is what the model's pass does not call, since its code reads the weight; what peft
+    refuses in the architecture; and what it takes for experts whose weights are one tensor.
+    """
+    linear = [name for name in _linear(model) if not names or name in names]
+    return [name for name in linear if _takes_effect(model, name)]
+
+
+def _takes_effect(model: Any, name: str) -> bool:
+    from peft import LoraConfig
+
+    tried, called = copy.deepcopy(model), set()
+    try:
+        _inject(tried, LoraConfig(r=1, target_modules=[name]))
+    except ValueError:
+        return False
+    layers = [layer for _, layer in _layers(tried)]
+    for layer in layers:
+        layer.register_forward_hook(lambda one, *_: called.add(one))
+    with torch.no_grad():
+        tried(torch.arange(3, 35)[None], use_cache=False)
+    return bool(called) and all(isinstance(one.get_base_layer(), torch.nn.Linear) for one in layers)
 
 
 def _inject(model: Any, config: Any) -> None:
+    import torch.distributed.tensor  # noqa: F401  # peft takes it for imported
     from peft import inject_adapter_in_model
 
     inject_adapter_in_model(config, model, NAME)

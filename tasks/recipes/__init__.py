@@ -25,7 +25,7 @@ from params.schema.recipe import Recipe, algorithm_of, named_sets, read
 from tasks import scorers
 from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
-from tasks.policy import layer_kinds
+from tasks.policy import abilities, layer_kinds
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled, Teacher
 from tasks.rewards import judging, reward_parts
@@ -69,7 +69,15 @@ def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:
         config = _config_of(named_policy, folder)
         if config and (fault := layer_kinds.refusal(config, policy.context)):
             faults.append(f"'{key}' = {named_policy.name!r} is {fault}")
-    return faults
+    return faults + ([] if faults else _ability_faults(recipe, folder))
+
+
+def _ability_faults(recipe: Recipe, folder: Path) -> list[str]:
+    """Return a line for each setting that the layers of the policy do not support."""
+    policy = recipe.prepare.policy
+    config = _config_of(policy, folder) if isinstance(policy, PretrainedPolicy) else None
+    recompute = recipe.reinforce.update.recompute
+    return abilities.faults(config, recipe.lora, recompute) if config else []
 
 
 def _config_of(policy: PretrainedPolicy | Teacher, folder: Path) -> Mapping[str, Any] | None:
