@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -160,7 +161,13 @@ def _arguments(settings: ColdStart, machine: Machine, folder: Path, seed: int) -
 
 
 def _collator(tokenizer: Any) -> Any:
-    return transformers.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=IGNORED)
+    """Return what makes a batch of traces, padded on the right, whatever the tokenizer's side.
+
+    Padding on the left would move tokens of a policy with learned positions to other positions.
+    """
+    padding = copy.copy(tokenizer)
+    padding.padding_side = "right"
+    return transformers.DataCollatorForSeq2Seq(padding, label_pad_token_id=IGNORED)
 
 
 def _callbacks(ledger: Ledger, advance: Advance) -> list[Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from benchmarks import families
 from flows.runs import ledger_mirror
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
@@ -22,6 +23,7 @@ from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, SubStep, newest_checkpoint
 from tasks.policy.load_model import load_tokenizer
+from tasks.policy.small_copy import small_copy
 from tasks.trees.tables import write_table
 from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
@@ -101,6 +103,29 @@ def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
             logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
             terms += [-logprobs[t - 1, tokens[t]] for t, own in enumerate(row["trained"]) if own]
     assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+
+
+# learned positions; states, convolutions and decays that padding would move or spoil
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3_5_text", "lfm2", "jamba"])
+def test_padding_changes_no_loss_on_whatever_side_the_tokenizer_has_it(kind, initial):
+    model = small_copy(families.config_of(kind), 2**20)
+    tokenizer = AutoTokenizer.from_pretrained(initial, padding_side="left")
+    random = np.random.default_rng(0)
+    rows = [
+        {"tokens": random.integers(3, 60, n).tolist(), "trained": [False] * 3 + [True] * (n - 3)}
+        for n in (5, 23, 70)
+    ]
+    data = Traces(rows)
+    batch = verb._collator(tokenizer)([data[i] for i in range(3)])
+    with torch.no_grad():
+        loss = float(model(**batch).loss)
+        terms = []
+        for row in rows:
+            tokens = torch.tensor(row["tokens"])
+            logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
+            terms += [-logprobs[t - 1, tokens[t]] for t in range(3, len(tokens))]
+    assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+    assert tokenizer.padding_side == "left"
 
 
 def test_rows_without_a_token_are_not_trained(initial, folder):
