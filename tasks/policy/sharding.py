@@ -43,9 +43,14 @@ def shard(model: Any) -> None:
 
 
 def _layers(model: Any) -> list[Any]:
-    """Return the layers of a model, by the class names that transformers gives."""
+    """Return the layers of a model, by the class names that transformers gives.
+
+    Some architectures name a part of a layer, too: it is gathered with its layer.
+    """
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [part for part in model.modules() if type(part).__name__ in names]
+    parts = [part for part in model.modules() if type(part).__name__ in names]
+    inner = {id(below) for part in parts for below in part.modules() if below is not part}
+    return [part for part in parts if id(part) not in inner]
 
 
 def _call(model: Any, work: Callable[[], Result]) -> Result:

@@ -10,6 +10,9 @@ from benchmarks import families
 from params.schema.reinforce import Lora
 from tasks.learning import learner_group
 from tasks.learning.learner_group import HERE, open_learners
+from tasks.policy import layer_kinds
+from tasks.policy.layer_kinds import ROWS as ROWS_FORM
+from tasks.policy.layer_kinds import TREES
 from tasks.policy.small_copy import small_copy
 from tests import learner_processes as work
 from tests.launch_learners import forked_learners
@@ -125,18 +128,40 @@ def test_every_algorithm_has_the_loss_and_gradient_of_one_process(name, together
     agree(together[name], alone[name])
 
 
-@pytest.fixture(scope="module")
-def of_rows(tmp_path_factory, tokenizer):
-    """A policy with a convolution, which learns from rows."""
-    folder = tmp_path_factory.mktemp("rows") / "policy"
-    small_copy(families.config_of("lfm2"), 2**20).save_pretrained(folder)
+# a family -> the form in which it learns, and linear layers of its mixers
+FAMILIES = {
+    "lfm2": (TREES, ("in_proj", "w1")),
+    "qwen3_5_text": (TREES, ("in_proj_qkv", "down_proj")),
+    "qwen3_moe": (TREES, ("q_proj", "o_proj")),
+    "mamba": (ROWS_FORM, ("in_proj", "x_proj")),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory, tokenizer):
+    """The folder of a small policy of a family, and linear layers of it."""
+    form, modules = FAMILIES[request.param]
+    model = small_copy(families.config_of(request.param), 2**20)
+    assert layer_kinds.learner_form(layer_kinds.described(model.config)).kind == form
+    folder = tmp_path_factory.mktemp(request.param) / "policy"
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return folder, modules
 
 
-def test_rows_are_learned_as_in_one_process(two, of_rows):
-    """Each process makes one pass a forest, however its rows differ in length."""
-    same_as_one_process(two, of_rows, made_trees(5), "grpo")
+def test_families_learn_as_in_one_process(two, family):
+    """Mixers read some weights without a call of their layer: these are whole, too.
+
+    As rows, each process makes one pass a forest, however its rows differ in length.
+    """
+    folder, modules = family
+    trees = made_trees(5, values=True)
+    same_as_one_process(two, folder, trees, "grpo", critic=OWN)
+    recompute = WHOLE.model_copy(update={"recompute": True})
+    same_as_one_process(two, folder, trees, "grpo", recompute, critic=SHARED)
+    lora = Lora(rank=4, alpha=8.0, modules=modules)
+    together = same_as_one_process(two, folder, trees, "grpo", lora=lora)
+    assert {name.split(".")[-4] for name in together[1]} == {*modules}
 
 
 @pytest.mark.parametrize("critic", [OWN, SHARED], ids=["own", "shared"])
