@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.host import gpu_cards, gpu_seconds, model_shape
+from flows.host import gpu_seconds, model_shape
 from flows.host.gpu_cards import CARDS, NETWORKS
 from flows.host.gpu_memory import FULL
 from flows.host.model_shape import Shape
@@ -35,7 +35,7 @@ class Parts:
     """What an iteration is reckoned from."""
 
     step: float = 1581.0  # tokens a second a GPU, sampled and trained (NeMo-RL 0.5, 16 H100, 8B)
-    card_share: float = gpu_cards.PEAK_SHARE  # of an update; prime-rl: 0.147 to 0.217 at 16k
+    card_share: float | None = None  # of an update; None: as flows/host/gpu_cards.py reckons
     network: float = NETWORKS["400"]  # bytes a second a card between machines; nominal
     disk: float = 10e9  # bytes a second of the shared folder in all; an assumption
     decoding: float = gpu_seconds.STEP_SECONDS  # of a path's step at least; an assumption
@@ -109,7 +109,8 @@ def rates(work: Work, parts: Parts) -> tuple[float, float]:
     The update reaches ``card_share`` of the card: six operations a weight and token. What the
     published whole step takes more is sampling, done in turns on the same cards.
     """
-    operations = parts.card_share * CARDS["80"].operations["bfloat16"]
+    share = parts.card_share or gpu_seconds.share_of(work.recipe, work.shape)
+    operations = share * CARDS["80"].operations["bfloat16"]
     update = operations / (6 * work.shape.linear)
     return update, 1 / (1 / parts.step - 1 / update)
 

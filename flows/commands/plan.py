@@ -58,13 +58,9 @@ def read(name: str) -> Planned:
     """Load and check a recipe; ValueError for a fault in it or a policy of unknown shape."""
     recipe = recipes.load(name, PARAMS)
     config = model_shape.config_of(recipe, PARAMS)
-    return Planned(
-        name,
-        recipe,
-        algorithm_of(recipe, PARAMS),
-        config,
-        model_shape.shape_of(config, recipe.lora),
-    )
+    shape = model_shape.shape_of(config, recipe.lora)
+    shape.passed(recipe.machine.precision)  # which refuses what cannot be counted
+    return Planned(name, recipe, algorithm_of(recipe, PARAMS), config, shape)
 
 
 def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Fit:
@@ -106,7 +102,7 @@ def report(planned: Planned, answers: Sequence[Fit]) -> str:
             *_cards(answers),
             *_tokens(planned),
             *_disk(planned),
-            *_assumptions(planned.recipe),
+            *_assumptions(planned),
         ]
     )
 
@@ -116,10 +112,21 @@ def _model(planned: Planned) -> list[str]:
     name = getattr(policy, "name", "a policy of the recipe's own shape")
     machine, row = planned.recipe.machine, planned.recipe.reinforce.algorithm
     learning = f"adapters of {_count(shape.adapters)} learn" if shape.adapters else "all learn"
+    active = gpu_seconds.active(planned.recipe, shape)
+    mixture = (
+        f" ({_count(round(active))} of them for a token)" if active < 0.7 * shape.linear else ""
+    )
     return [
-        f"{planned.name}: {name}, {_count(shape.weights)} weights, {learning}; {row}, passes in "
-        f"{machine.precision}"
+        f"{planned.name}: {name}, {_count(shape.weights)} weights{mixture}, {learning}; {row}, "
+        f"passes in {machine.precision}",
+        *_form(shape),
     ]
+
+
+def _form(shape: Shape) -> list[str]:
+    """Format the form in which the policy learns, where it is not that of trees."""
+    rows = f"learns as rows, each context by itself ({shape.form.reason}), not as trees"
+    return [] if shape.on_trees else [rows]
 
 
 def _parts(memory: Memory) -> list[str]:
@@ -179,13 +186,17 @@ def _advice(remedy: Remedy | None) -> str:
 def _tokens(planned: Planned) -> list[str]:
     tokens, settings = gpu_seconds.tokens_of(planned.recipe, planned.row), planned.recipe.reinforce
     paths = settings.questions * settings.rollout.leaves
-    return [
+    once = "sampled and trained" if planned.shape.on_trees else "sampled"
+    lines = [
         "",
         f"tokens an iteration, at most: {settings.questions} questions x {settings.rollout.leaves} "
         f"paths x {tokens.paths // paths} = {tokens.paths:,}",
-        f"    sampled and trained once each: {tokens.most:,} where paths share the prompt alone, "
+        f"    {once} once each: {tokens.most:,} where paths share the prompt alone, "
         f"{tokens.expected:,} where a branch shares half of its parent",
     ]
+    if not planned.shape.on_trees:
+        lines.append(f"    trained: {tokens.paths:,}, since the policy learns as rows")
+    return lines
 
 
 def _disk(planned: Planned) -> list[str]:
@@ -205,10 +216,12 @@ def _disk(planned: Planned) -> list[str]:
     ]
 
 
-def _assumptions(recipe: Recipe) -> list[str]:
+def _assumptions(planned: Planned) -> list[str]:
+    recipe = planned.recipe
+    share = gpu_seconds.share_of(recipe, planned.shape)
     lines = [
         "an estimate: all responses as long as they may be; "
-        f"{gpu_cards.PEAK_SHARE:.0%} of a card's dense {recipe.machine.precision} operations and "
+        f"{share:.0%} of a card's dense {recipe.machine.precision} operations and "
         f"{gpu_cards.BANDWIDTH_SHARE:.0%} of its bandwidth are reached, and a step of decoding "
         f"takes at least {gpu_seconds.STEP_SECONDS * 1000:g} ms; "
         f"{1 - gpu_cards.MEMORY_SHARE:.0%} of its memory is left to CUDA; tools, loading, saving "

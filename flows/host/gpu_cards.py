@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 GIB, MIB = 2**30, 2**20
 MEMORY_SHARE = 0.95  # of a card; the rest is for CUDA's context, kernels and fragmentation
-# Of the card's operations per second. Published updates on one H100 reach 9 % (1.7B, 1,600 tokens a
-# sequence; TRL's pull request 6092) to 22 % (4B, adapters, 16k tokens; prime-rl's benchmarks).
-PEAK_SHARE = 0.2
+# The share of a card's operations that an update of 1e9 weights reaches with contexts of 16,384
+# tokens, and the powers of both: least squares in logarithms through the ten points of docs/gpu.md,
+# which they miss by factors of 0.64 to 1.68.
+PEAK_SHARE, BY_WEIGHTS, BY_CONTEXT = 0.20, 0.136, 0.192
+MOST_SHARE = 0.4  # no update of a published run reaches more
 BANDWIDTH_SHARE = 0.6  # of the card's bandwidth in decoding; an assumption
 
 
@@ -39,6 +41,15 @@ CARDS = {  # by nominal GB
 # Bytes per second that a process sends and receives at once. NVLink: 900 GB/s both ways of an H100
 # (NVIDIA's data sheet); the others at their nominal rate, a port for each card.
 NETWORKS = {"nvlink": 450e9, "400": 50e9, "100": 12.5e9, "10": 1.25e9}  # else Gb/s
+
+
+def peak_share(weights: float, context: int) -> float:
+    """Return the share of a card's operations that an update should reach.
+
+    ``weights``: those that a token is multiplied by; ``context``: its tokens, at most.
+    """
+    share = PEAK_SHARE * (weights / 1e9) ** BY_WEIGHTS * (context / 16384) ** BY_CONTEXT
+    return min(MOST_SHARE, share)
 
 
 def card_here() -> Card | None:

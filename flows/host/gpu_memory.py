@@ -1,11 +1,13 @@
 """Estimate the GPU memory of a recipe, from the shape of its policy.
 
-It is the sum of its parts; tests compare it with the peak of real updates.
+It is the sum of its parts. What a pass holds is measured on the policy itself, without values
+(flows/host/dry_pass.py); tests compare the sum with the peak of real updates.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flows.host.gpu_cards import Card
 from flows.host.model_shape import Shape
@@ -13,6 +15,9 @@ from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reward_model import RewardModel
 from tasks.engines import ENGINES, SamplingLoad
+
+if TYPE_CHECKING:
+    from flows.host.dry_pass import CachedLayer
 
 FULL, HALF = 4, 2  # bytes of a value in float32 and in bfloat16
 NUMBER = {"float32": FULL, "bfloat16": HALF}  # bytes of a value in matrix products
@@ -134,12 +139,13 @@ def _of_first_model(recipe: Recipe, shape: Shape) -> dict[str, float]:
 def _training_of_model(recipe: Recipe, reward_model: RewardModel, shape: Shape) -> dict[str, float]:
     """Return what a training adds to the weights of a reward model, all of which learn."""
     precision = recipe.machine.precision
-    tokens = max(reward_model.micro_batch_tokens, recipe.prepare.policy.context)
+    context = recipe.prepare.policy.context
+    tokens, whole = max(reward_model.micro_batch_tokens, context), replace(shape, lora=None)
     return {
         "reward model's gradients and moments": (1 + MOMENTS) * FULL * shape.backbone,
-        **({"reward model's cast": HALF * shape.linear} if NARROW[precision] else {}),
-        "reward model's activations": activations(shape, tokens, precision, recompute=False)
-        + tokens * _backward(shape, precision),
+        **({"reward model's cast": casts(whole, precision, False)} if NARROW[precision] else {}),
+        "reward model's activations": activations(whole, tokens, precision, False, context)
+        + sum(_backward(whole, tokens, precision, False, context).values()),
     }
 
 
@@ -151,25 +157,34 @@ def servers(recipe: Recipe) -> int:
 def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
     """Return what the forward and backward pass of one micro-batch adds.
 
-    Cast: autocast makes a bfloat16 copy of each matrix once a pass. Logits: at most LOGITS_AT_ONCE
-    exist, and the backward pass holds their log-softmax, its gradient and their gradient at once,
-    in float32. The gradient of the largest matrix, the LM head, is computed in parts in the
-    precision of the pass: the sum so far, and the part to add. Casts and activations are whole in
-    each of several processes.
+    The backward pass begins with the logits: at most LOGITS_AT_ONCE exist, and their log-softmax,
+    its gradient and their gradient exist at once, in float32. The gradient of the LM head is
+    computed in parts in the precision of the pass: the sum so far, and the part to add. Then it
+    goes through the layers. The larger of the two counts. Casts and activations are whole in each
+    of several processes.
     """
+    tokens, update = slots(recipe), recipe.reinforce.update
+    precision, context = recipe.machine.precision, recipe.prepare.policy.context
+    of_logits = _of_logits(recipe, shape, tokens)
+    of_layers = _backward(shape, tokens, precision, update.recompute, context)
+    cast = casts(shape, precision, update.recompute)
+    return {
+        **({"bfloat16 cast": cast} if cast else {}),
+        "activations": activations(shape, tokens, precision, update.recompute, context),
+        **(of_logits if sum(of_logits.values()) > sum(of_layers.values()) else of_layers),
+        **_gathered(recipe, shape),
+    }
+
+
+def _of_logits(recipe: Recipe, shape: Shape, tokens: int) -> dict[str, float]:
+    """Return what the logits and the gradient of the LM head add."""
     from tasks.learning.passes import LOGITS_AT_ONCE
 
-    precision = recipe.machine.precision
-    tokens = slots(recipe)
     logits = min(LOGITS_AT_ONCE[recipe.machine.device], tokens * shape.vocabulary)
-    head = 0 if shape.adapters else shape.largest
+    head = 0 if shape.adapters else shape.head
     return {
-        **({"bfloat16 cast": HALF * shape.linear} if NARROW[precision] else {}),
-        "activations": activations(shape, tokens, precision, recipe.reinforce.update.recompute),
-        "gradients of activations": tokens * _backward(shape, precision),
         "logits": 3 * FULL * logits,
-        "gradient being made": 2 * NUMBER[precision] * head,
-        **_gathered(recipe, shape),
+        "gradient being made": 2 * NUMBER[recipe.machine.precision] * head,
     }
 
 
@@ -193,44 +208,62 @@ def slots(recipe: Recipe) -> int:
     return max(recipe.reinforce.update.micro_batch_tokens, recipe.prepare.policy.context)
 
 
-def activations(shape: Shape, tokens: int, precision: str, recompute: bool) -> float:
+def casts(shape: Shape, precision: str, recompute: bool) -> float:
+    """Return the bytes of the bfloat16 copy of each matrix that autograd keeps.
+
+    Autocast makes one for each product; with recomputation those of one layer exist at a time.
+    """
+    if not NARROW[precision]:
+        return 0.0
+    sizes = [layer.saved.constant for layer in shape.passed(precision).layers]
+    return (max(sizes) if recompute else sum(sizes)) + HALF * shape.head
+
+
+def activations(
+    shape: Shape, tokens: int, precision: str, recompute: bool, context: int = 0
+) -> float:
     """Return the bytes that a forward pass over ``tokens`` keeps for the backward pass.
 
-    With recomputation, only each layer's input stays (the residual stream, float32), and the
-    activations of the one layer being recomputed. The last norm keeps its input, its normed input
-    and its output.
+    ``context``: tokens of a context, which rows may grow with. With recomputation, only each
+    layer's input stays, and what the one layer keeps that is being recomputed.
     """
-    layer = _layer(shape, precision)
-    layers = shape.layers * FULL * shape.hidden + layer if recompute else shape.layers * layer
-    last = (3 * FULL + NARROW[precision]) * shape.hidden
-    return tokens * (layers + last)
+    outside, kept, computed = _bytes_of_layers(shape, tokens, precision, recompute, context)
+    return outside + sum(kept) + (max(computed) if recompute else 0)
 
 
-def _layer(shape: Shape, precision: str) -> float:
-    """Return the bytes a token that autograd keeps of one layer.
+def _bytes_of_layers(
+    shape: Shape, tokens: int, precision: str, recompute: bool, context: int
+) -> tuple[float, list[float], list[float]]:
+    """Return what is kept outside of layers, what each keeps, and what it has when computed."""
+    passed = shape.passed(precision)
+    constant = not NARROW[precision]  # else it is a cast, another part
+    computed = [
+        layer.saved.at(tokens, context) - (0 if constant else layer.saved.constant)
+        for layer in passed.layers
+    ]
+    inputs = [tokens * layer.output for layer in passed.layers]
+    return passed.outside.at(tokens, context), inputs if recompute else computed, computed
 
-    Each of the two norms keeps its input and its normed input in float32. In float32 its output is
-    kept once for all matrix products that read it; under autocast each of these (query, key, value;
-    gate, up) keeps its own bfloat16 copy. Attention keeps query, key, value and output, the last
-    once more in the order in which the next product reads it; the feed-forward layer keeps the gate
-    before and after its nonlinearity, up, and their product. Qwen3's norms of query and key work in
-    float32, and keep input and normed input.
+
+def _backward(
+    shape: Shape, tokens: int, precision: str, recompute: bool, context: int
+) -> dict[str, float]:
+    """Return what the backward pass through the layers adds to what the forward pass has kept.
+
+    It goes from the last layer to the first, and frees what layers have kept.
     """
-    number = NUMBER[precision]
-    norms = 4 * FULL * shape.hidden
-    inputs = (5 if number == HALF else 2) * number * shape.hidden
-    attention = number * (3 * shape.queries + 2 * shape.keys)
-    feed_forward = number * 4 * shape.feed_forward
-    of_heads = (FULL + number) * (shape.queries + shape.keys) if shape.heads_are_normed else 0
-    return norms + inputs + attention + feed_forward + of_heads
-
-
-def _backward(shape: Shape, precision: str) -> float:
-    """Return the bytes a token in the backward pass of a feed-forward layer, where it peaks.
-
-    The gradients of gate, up and their product, and of the residual stream before and after.
-    """
-    return 3 * NUMBER[precision] * shape.feed_forward + 2 * FULL * shape.hidden
+    passed = shape.passed(precision)
+    outside, kept, computed = _bytes_of_layers(shape, tokens, precision, recompute, context)
+    peak = before = outside
+    for layer, own, whole in zip(passed.layers, kept, computed, strict=True):
+        before += own
+        again = whole if recompute else 0.0
+        peak = max(peak, before + again + max(0.0, layer.backward.at(tokens, context)))
+    added = peak - activations(shape, tokens, precision, recompute, context)
+    return {
+        "gradients of activations": max(0.0, added),
+        "gradient being made": max(layer.gradients for layer in passed.layers),
+    }
 
 
 def _of_sampling(recipe: Recipe, shape: Shape, card: Card) -> dict[str, float]:
@@ -250,7 +283,8 @@ def sampling_load(recipe: Recipe, shape: Shape, card: Card) -> SamplingLoad:
     return SamplingLoad(
         weights=number * shape.weights,
         cast=NARROW[recipe.machine.precision] * shape.linear,
-        key_value=key_value(recipe, shape),
+        keys_values=keys_values(recipe, shape),
+        states=states(shape),
         vocabulary=shape.vocabulary,
         context=recipe.prepare.policy.context,
         rows=recipe.reinforce.rollout.rows,
@@ -259,15 +293,35 @@ def sampling_load(recipe: Recipe, shape: Shape, card: Card) -> SamplingLoad:
     )
 
 
-def key_value(recipe: Recipe, shape: Shape) -> int:
-    """Return the bytes of the keys and values of one token."""
-    return 2 * NUMBER[recipe.machine.precision] * shape.keys * shape.layers
+def keys_values(recipe: Recipe, shape: Shape) -> float:
+    """Return the bytes of keys and values of a path of full length.
+
+    vLLM keeps those of a window alone, and of latent attention what they are made from;
+    transformers keeps all of them as they are.
+    """
+    context, of_vllm = recipe.prepare.policy.context, _has_own_cache(recipe)
+
+    def numbers(layer: CachedLayer) -> float:
+        each = shape.latent if of_vllm and shape.latent and layer.each else layer.each
+        return each * (min(layer.window or context, context) if of_vllm else context)
+
+    return NUMBER[recipe.machine.precision] * sum(map(numbers, shape.cached))
+
+
+def states(shape: Shape) -> float:
+    """Return the bytes of the states of a path, however long it is, in float32."""
+    return FULL * sum(layer.state for layer in shape.cached)
+
+
+def _has_own_cache(recipe: Recipe) -> bool:
+    """Return whether the engine's cache is its own, and not that of transformers."""
+    return ENGINES[recipe.engine.kind].reserve is not None
 
 
 def least_share(recipe: Recipe, shape: Shape) -> float:
     """Return the bytes that vLLM needs to start: weights, one path and its own reserve."""
     weights = NUMBER[recipe.machine.precision] * shape.weights
-    return weights + recipe.prepare.policy.context * key_value(recipe, shape) + reserve(recipe)
+    return weights + keys_values(recipe, shape) + states(shape) + reserve(recipe)
 
 
 def has_share(recipe: Recipe) -> bool:

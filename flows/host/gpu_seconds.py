@@ -1,6 +1,6 @@
 """Estimate the tokens and seconds of an iteration, and what learner processes exchange.
 
-Seconds assume a share of a card's peak operations and bandwidth (flows/host/gpu_cards.py).
+Seconds assume shares of a card's operations and bandwidth (flows/host/gpu_cards.py).
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from flows.host.gpu_cards import BANDWIDTH_SHARE, NETWORKS, PEAK_SHARE, Card
+from flows.host.gpu_cards import BANDWIDTH_SHARE, NETWORKS, Card, peak_share
 from flows.host.gpu_memory import (
     FULL,
     NUMBER,
     has_share,
-    key_value,
+    keys_values,
     reserve,
     servers,
     slots,
+    states,
 )
 from flows.host.model_shape import Shape
 from params.schema.algorithms import Algorithm
@@ -71,19 +72,19 @@ def seconds_of(
     card: Card,
     network: float = NETWORKS["400"],
 ) -> Seconds:
-    """Estimate seconds at PEAK_SHARE of the operations and BANDWIDTH_SHARE of the bandwidth.
+    """Estimate seconds at shares of the operations (peak_share) and of the bandwidth.
 
     Processes share the update and servers share the questions evenly; ``network``: bytes per second
     of each process, and of the folder from which servers load.
     """
-    tokens = tokens_of(recipe, row).expected
-    once = _operations(shape, tokens, recipe.prepare.policy.context)
-    rate = PEAK_SHARE * card.operations[recipe.machine.precision]
+    sampled = operations(recipe, shape, tokens_of(recipe, row).expected)
+    once = operations(recipe, shape, learned_tokens(recipe, row, shape))
+    rate = share_of(recipe, shape) * card.operations[recipe.machine.precision]
     abreast = rows_abreast(recipe, shape, card)
     decoding = _decoding(recipe, shape, abreast, BANDWIDTH_SHARE * card.bandwidth)
     return Seconds(
         update=forward_equivalents(recipe, row) * once / rate / recipe.machine.processes,
-        sampling=max(once / rate, decoding) / max(1, servers(recipe)),
+        sampling=max(sampled / rate, decoding) / max(1, servers(recipe)),
         abreast=abreast,
         communication=communicated(recipe, row, shape) / network,
         loading=servers(recipe) * FULL * shape.weights / network,
@@ -103,7 +104,7 @@ def communicated(recipe: Recipe, row: Algorithm, shape: Shape) -> float:
         return 0.0
     layers = shape.weights - shape.root
     trained = FULL * (2 * layers + shape.root + shape.learning)
-    batches = math.ceil(tokens_of(recipe, row).expected / slots(recipe) / count)
+    batches = math.ceil(learned_tokens(recipe, row, shape) / slots(recipe) / count)
     looked = _passes_without_gradient(recipe, row)
     return (count - 1) / count * batches * (update.epochs * trained + looked * FULL * shape.weights)
 
@@ -117,13 +118,32 @@ def _passes_without_gradient(recipe: Recipe, row: Algorithm) -> int:
     return old + row.kl_in("loss") + (samplers + 1) * row.kl_in("reward")
 
 
-def _operations(shape: Shape, tokens: int, context: int) -> float:
+def learned_tokens(recipe: Recipe, row: Algorithm, shape: Shape) -> int:
+    """Return the tokens that a pass of an update computes: of trees each once, or of all rows."""
+    tokens = tokens_of(recipe, row)
+    return tokens.expected if shape.on_trees else tokens.paths
+
+
+def share_of(recipe: Recipe, shape: Shape) -> float:
+    """Return the share of a card's operations that an update reaches, which is an estimate."""
+    return peak_share(active(recipe, shape), recipe.prepare.policy.context)
+
+
+def active(recipe: Recipe, shape: Shape) -> float:
+    """Return the weights that a token is multiplied by: of experts, those that are in use."""
+    layers = shape.passed(recipe.machine.precision).layers
+    return sum(layer.products for layer in layers) + shape.head
+
+
+def operations(recipe: Recipe, shape: Shape, tokens: int) -> float:
     """Return the operations of one forward pass, two a multiplication.
 
-    A token is multiplied by every weight of the linear layers. It attends to half of its path on
-    average, for which each layer multiplies twice the queries' width (packing, Cost).
+    In each layer a token attends to half of its path on average, and at most to a window.
     """
-    return 2 * tokens * (shape.linear + 2 * shape.queries * shape.layers * context / 2)
+    layers = shape.passed(recipe.machine.precision).layers
+    half = recipe.prepare.policy.context / 2
+    attended = sum(layer.pairs * min(layer.window or half, half) for layer in layers)
+    return 2 * tokens * (active(recipe, shape) + attended)
 
 
 def forward_equivalents(recipe: Recipe, row: Algorithm) -> float:
@@ -146,22 +166,25 @@ def rows_abreast(recipe: Recipe, shape: Shape, card: Card) -> int:
     rows = recipe.reinforce.rollout.rows
     if not has_share(recipe):
         return rows
-    path = recipe.prepare.policy.context * key_value(recipe, shape)
+    path = keys_values(recipe, shape) + states(shape)
     weights = NUMBER[recipe.machine.precision] * shape.weights
     room = recipe.engine.memory * card.memory - weights - reserve(recipe)
-    return max(1, min(rows, int(room / path)))
+    return max(1, min(rows, int(room / path))) if path else rows
 
 
 def _decoding(recipe: Recipe, shape: Shape, abreast: int, bandwidth: float) -> float:
     """Return the seconds of decoding an iteration's paths, at ``bandwidth`` bytes per second.
 
-    Each step reads all weights once, and keys and values of every path, half of full length on
-    average. Questions are sampled in batches that fill rollout.rows, and a batch in waves.
+    Each step reads the weights once (of experts at most those that the paths are sent to), and what
+    is kept of every path, keys and values of half its full length on average. Questions are sampled
+    in batches that fill rollout.rows, and a batch in waves.
     """
-    rollout, context = recipe.reinforce.rollout, recipe.prepare.policy.context
+    rollout = recipe.reinforce.rollout
     batches = math.ceil(recipe.reinforce.questions / (rollout.rows // rollout.leaves))
     paths = recipe.reinforce.questions * rollout.leaves / batches
     steps = batches * math.ceil(paths / abreast) * recipe.dialogue.response_tokens
-    cached = min(abreast, paths) * key_value(recipe, shape) * context / 2
-    read = NUMBER[recipe.machine.precision] * shape.linear + cached
+    together = min(abreast, paths)
+    kept = together * (keys_values(recipe, shape) / 2 + states(shape))
+    weights = min(shape.linear, together * active(recipe, shape))
+    read = NUMBER[recipe.machine.precision] * weights + kept
     return steps * max(STEP_SECONDS, read / bandwidth)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from params.schema import architectures
 from params.schema import base as schema
 from params.schema.prepare import TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from tasks.policy import layer_kinds
+from tasks.policy.layer_kinds import LearnerForm
 
-COUNTED = ("llama", "qwen2", "qwen3")  # architectures whose layers flows/host/gpu_memory.py counts
+if TYPE_CHECKING:
+    from flows.host.dry_pass import CachedLayer, Pass
 
 
 @dataclass(frozen=True)
@@ -24,16 +28,16 @@ class Shape:
 
     weights: int
     backbone: int  # without an untied LM head
-    linear: int  # weights used in matrix products, including a tied LM head
-    largest: int  # weights of the largest matrix
+    linear: int  # weights of all matrices of products, including a tied LM head and all experts
+    embedding: int
+    head: int  # of the LM head, which may be the embedding
     adapters: int  # weights of the recipe's adapters; 0 without
     layers: int
-    hidden: int
-    queries: int  # heads x size
-    keys: int  # key-value heads x size
-    feed_forward: int
     vocabulary: int
-    heads_are_normed: bool  # Qwen3
+    form: LearnerForm  # in which it learns
+    latent: int  # numbers of a token in a layer of latent attention; 0 without
+    config: str  # as text
+    lora: Lora | None = None
 
     @property
     def learning(self) -> int:
@@ -42,26 +46,57 @@ class Shape:
     @property
     def root(self) -> int:
         """Weights outside the layers: the embedding, and an LM head of its own."""
-        return self.vocabulary * self.hidden + self.weights - self.backbone
+        return self.embedding + self.weights - self.backbone
 
     @property
     def layer(self) -> float:
         return (self.weights - self.root) / self.layers
 
+    @property
+    def on_trees(self) -> bool:
+        return self.form.kind == layer_kinds.TREES
+
+    def passed(self, precision: str) -> Pass:
+        """Return what a pass holds and computes (flows/host/dry_pass.py). About a second, once.
+
+        Raises ValueError for an architecture that cannot be passed without values.
+        """
+        from flows.host import dry_pass
+
+        with self._explained():
+            return dry_pass.measure(self.config, precision, self.lora, self.on_trees)
+
+    @property
+    def cached(self) -> tuple[CachedLayer, ...]:
+        """What a sampler keeps of a path, layer by layer; () where it keeps nothing."""
+        from flows.host import dry_pass
+
+        with self._explained():
+            return dry_pass.cached(self.config)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Name the architecture in what it makes of tensors without values."""
+        try:
+            yield
+        except Exception as error:  # of any kind
+            kind = json.loads(self.config)["model_type"]
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ValueError(
+                f"prepare.policy is a {kind}, whose memory cannot be counted: its layers cannot be "
+                f"passed without values ({reason}): see docs/gpu.md, or take another policy"
+            ) from error
+
 
 def shape_of(config: Any, lora: Lora | None = None) -> Shape:
     """Return the shape of a causal language model from its transformers config.
 
-    Raises ValueError for an architecture whose layers are not known here, and for adapters on
-    modules that the model does not have.
+    Raises ValueError for adapters on modules that the model does not have.
     """
-    if config.model_type not in COUNTED:
-        raise ValueError(
-            f"prepare.policy is a {config.model_type}, whose layers are not known here: its memory "
-            f"is counted for {', '.join(COUNTED)} (flows/host/model_shape.py, COUNTED)"
-        )
-    shape, linear = _measured(config.to_json_string())
-    return replace(shape, adapters=_adapters(linear, lora)) if lora else shape
+    from flows.host import dry_pass
+
+    shape, linear = _measured(dry_pass.text_of(config))
+    return replace(shape, adapters=_adapters(linear, lora), lora=lora) if lora else shape
 
 
 @cache  # to make a model takes half a second, and its shape is asked for each card and each remedy
@@ -69,31 +104,40 @@ def _measured(config_text: str) -> tuple[Shape, dict[str, tuple[int, int]]]:
     """Return a model's shape without adapters, and the inputs and outputs of its linear layers."""
     import torch
 
-    from tasks.policy.lean_transformers import transformers
+    from flows.host import dry_pass
+    from tasks.policy.logits import backbone_of
 
-    settings = json.loads(config_text)
-    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = dry_pass.config_of(config_text)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = dry_pass.model_of(config)
+    text = config.get_text_config(decoder=True)
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    sizes = [weight.numel() for weight in model.parameters()]
-    heads, hidden = config.num_attention_heads, config.hidden_size
-    size = getattr(config, "head_dim", None) or hidden // heads
+    looked_up = [m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    multiplied = {id(weight): weight.numel() for weight in model.parameters() if weight.ndim > 1}
+    for weight in looked_up:
+        if head is None or weight is not head.weight:
+            multiplied.pop(id(weight), None)
     shape = Shape(
-        weights=sum(sizes),
-        backbone=sum(weight.numel() for weight in model.base_model.parameters()),
-        linear=sum(module.weight.numel() for module in linear.values()),
-        largest=max(sizes),
+        weights=sum(weight.numel() for weight in model.parameters()),
+        backbone=sum(weight.numel() for weight in backbone_of(model).parameters()),
+        linear=sum(multiplied.values()),
+        embedding=embedding.weight.numel(),
+        head=head.weight.numel() if head is not None else 0,
         adapters=0,
-        layers=config.num_hidden_layers,
-        hidden=hidden,
-        queries=heads * size,
-        keys=config.num_key_value_heads * size,
-        feed_forward=config.intermediate_size,
-        vocabulary=config.vocab_size,
-        heads_are_normed=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        layers=len(dry_pass.layers_of(model)),
+        vocabulary=text.vocab_size,
+        form=layer_kinds.learner_form(layer_kinds.described(config)),
+        latent=_latent(text),
+        config=config_text,
     )
     return shape, {name: (m.in_features, m.out_features) for name, m in linear.items()}
+
+
+def _latent(config: Any) -> int:
+    """Return the numbers that vLLM keeps of a token in latent attention (arXiv 2405.04434, 2.1)."""
+    rank = getattr(config, "kv_lora_rank", None)
+    return rank + config.qk_rope_head_dim if rank else 0
 
 
 def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:

@@ -94,7 +94,8 @@ class SamplingLoad:
 
     weights: float  # of the policy, in the precision of a pass
     cast: float  # of a bfloat16 copy of its matrices; 0 where passes are in float32
-    key_value: int  # of the keys and values of one token
+    keys_values: float  # of the keys and values of a path of full length
+    states: float  # of what recurrent and convolution layers keep of a path
     vocabulary: int  # logits of one token
     context: int  # tokens of a path, at most
     rows: int  # paths that are sampled at once, at most

@@ -31,11 +31,12 @@ def open_engine(
 
 
 def memory(load: SamplingLoad) -> dict[str, float]:
-    """Return bytes by part: a cast of the learner's weights, and keys and values of every path."""
+    """Return bytes by part: a cast of the learner's weights, and what is kept of every path."""
     cast = {"sampling's cast": load.cast} if load.cast else {}
     return {
         **cast,
-        "keys and values": load.rows * load.context * load.key_value,
+        "keys and values": load.rows * load.keys_values,
+        **({"states": load.rows * load.states} if load.states else {}),
         "logits of a step": load.rows * load.vocabulary * LOGIT,
     }
 

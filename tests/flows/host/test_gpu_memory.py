@@ -21,7 +21,8 @@ from params.schema.architectures import load_architectures
 from tasks import recipes
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
-from tasks.policy import checkpoint, resident
+from tasks.ledger.artifacts import Artifact
+from tasks.policy import adapter, checkpoint, resident
 from tasks.policy.checkpoint import make_optimizer
 from tasks.recipes import load as settings_of
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
@@ -41,7 +42,6 @@ SMALL = {  # no two widths alike, so that a tensor's shape says what it is
     "max_position_embeddings": 512,
 }
 KINDS = {"qwen2": {}, "llama": {}, "qwen3": {"head_dim": 32}}
-assert set(KINDS) == set(model_shape.COUNTED), "what is counted is compared with real tensors"
 TOKENS = 300
 
 
@@ -52,7 +52,8 @@ def config_of(kind="qwen2", **changes):
 def model_of(config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        form = "eager" if config.model_type == "gpt_oss" else "sdpa"
+        return AutoModelForCausalLM.from_config(config, attn_implementation=form)
 
 
 def edited(recipe, **changes):
@@ -90,8 +91,9 @@ def test_known_models_have_their_published_size(name, weights):
     settings = dict(known.config)
     shape = shape_of(AutoConfig.for_model(settings.pop("model_type"), **settings))
     assert shape.weights == weights
-    alone = 0 if known.config["tie_word_embeddings"] else shape.vocabulary * shape.hidden
-    assert shape.weights - shape.backbone == alone
+    assert shape.weights - shape.backbone == (
+        0 if known.config["tie_word_embeddings"] else shape.head
+    )
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -101,9 +103,6 @@ def test_shape_is_that_of_the_real_model(kind, tied):
     model, shape = model_of(config), shape_of(config)
     assert shape.weights == sum(weight.numel() for weight in model.parameters())
     assert shape.backbone == sum(weight.numel() for weight in model.base_model.parameters())
-    attention = model.base_model.layers[0].self_attn
-    assert shape.queries == attention.q_proj.out_features
-    assert shape.keys == attention.k_proj.out_features
     assert shape.learning == shape.weights
 
 
@@ -123,11 +122,6 @@ def test_adapters_on_unknown_layers_are_refused():
     lora = reinforce.Lora(rank=8, alpha=16, modules=("q_proj", "query"))
     with pytest.raises(ValueError, match=r"lora\.modules names query.*'down_proj'.*'q_proj'"):
         shape_of(config_of(), lora)
-
-
-def test_unknown_architecture_is_refused():
-    with pytest.raises(ValueError, match=r"is a gpt2, .* counted for llama, qwen2, qwen3"):
-        shape_of(AutoConfig.for_model("gpt2"))
 
 
 def pretrained(name, revision=None):
@@ -256,15 +250,22 @@ def test_cast_is_a_bfloat16_copy_of_each_matrix():
     assert "bfloat16 cast" not in plain
 
 
+def within(recipe, context):
+    """The recipe with contexts of so many tokens."""
+    policy = recipe.prepare.policy.model_copy(update={"context": context})
+    prepare = recipe.prepare.model_copy(update={"policy": policy})
+    return recipe.model_copy(update={"prepare": prepare})
+
+
 def test_keys_and_values_are_those_of_a_real_cache():
     config = config_of("qwen3")
     cache = DynamicCache(config=config)
     with torch.no_grad():
         model_of(config)(torch.arange(11)[None], past_key_values=cache, use_cache=True)
     real = sum(size_of((layer.keys, layer.values)) for layer in cache.layers)
-    assert 11 * gpu_memory.key_value(TINY, shape_of(config)) == real
+    assert gpu_memory.keys_values(within(TINY, 11), shape_of(config)) == real
     half = edited(TINY, machine__precision="bfloat16")
-    assert 22 * gpu_memory.key_value(half, shape_of(config)) == real
+    assert gpu_memory.keys_values(within(half, 22), shape_of(config)) == real
 
 
 class Live(TorchDispatchMode):
@@ -306,21 +307,10 @@ def question(vocabulary, tokens, leaves=8):
     return credited(tree)
 
 
-@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("kind", "vocabulary", "at_once"),
-    [("qwen2", 250, 2**24), ("llama", 2_500, 2**19), ("qwen3", 2_000, 2**24)],
-    ids=["layers count most", "logits in parts", "logits count most"],
-)
-def test_peak_of_a_real_update_is_the_sum_of_parts(
-    kind, vocabulary, at_once, bfloat16, monkeypatch
-):
-    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": at_once})
+def of_an_update(config, precision, vocabulary, monkeypatch):
+    """What an update of a model adds at most: as counted, and as its tensors say."""
     monkeypatch.setattr(passes, "lanes", lambda device, pieces: 1)
-    wide = {**SMALL, "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352}
-    config = AutoConfig.for_model(kind, **wide, **KINDS[kind], tie_word_embeddings=False)
     tokens, small = 512, {"reinforce__update__micro_batch_tokens": 528}
-    precision = "bfloat16" if bfloat16 else "float32"
     recipe = edited(TINY, **small, reinforce__update__mini_batches=1, machine__precision=precision)
     settings = recipe.reinforce.update
     learning = resident.Learner(Path("policy"), model_of(config), None)
@@ -336,8 +326,169 @@ def test_peak_of_a_real_update_is_the_sum_of_parts(
     with Live() as live:
         update(trees)
     found = memory(recipe, shape=shape_of(config))
-    counted = found.stays["gradients"] + sum(found.update.values())
-    assert counted == pytest.approx(live.peak, rel=0.1)
+    return found.stays["gradients"] + sum(found.update.values()), live.peak
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "at_once"),
+    [("qwen2", 250, 2**24), ("llama", 2_500, 2**19), ("qwen3", 2_000, 2**24)],
+    ids=["layers count most", "logits in parts", "logits count most"],
+)
+def test_peak_of_a_real_update_is_the_sum_of_parts(
+    kind, vocabulary, at_once, precision, monkeypatch
+):
+    monkeypatch.setattr(passes, "LOGITS_AT_ONCE", {"cpu": at_once})
+    wide = {**SMALL, "vocab_size": vocabulary, "hidden_size": 128, "intermediate_size": 352}
+    config = AutoConfig.for_model(kind, **wide, **KINDS[kind], tie_word_embeddings=False)
+    counted, peak = of_an_update(config, precision, vocabulary, monkeypatch)
+    assert counted == pytest.approx(peak, rel=0.15)
+
+
+# A small model of each kind of layer. Attention on a CPU holds keys once for each context, and of
+# latent attention all scores, which no kernel of a GPU does: so the sum may be too small here.
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+FAMILIES = {
+    "qwen3_5_text": {
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention", "mlp"],
+        **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16},
+        **{"n_groups": 1, "chunk_size": 16},
+    },
+    "falcon_h1": {
+        **{"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+        **{"mamba_n_groups": 1, "mamba_chunk_size": 16},
+    },
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        **{"num_local_experts": 4, "block_size": 16},
+    },
+    "qwen3_moe": {"num_experts": 8, **EXPERTS},
+    "gpt_oss": {
+        "num_local_experts": 8,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 32,
+        **EXPERTS,
+    },
+    "deepseek_v3": {
+        **{"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 1, "topk_group": 1},
+        **{"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
+        **{"v_head_dim": 16, "head_dim": 8, "num_key_value_heads": 4},
+        **EXPERTS,
+    },
+    "gemma3_text": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 32,
+    },
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        **{"global_head_dim": 32, "sliding_window": 32, "num_kv_shared_layers": 0},
+        **{"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": SMALL["vocab_size"]},
+    },
+}
+
+
+def family(kind, **changes):
+    values = {**SMALL, "head_dim": 16, "tie_word_embeddings": False, **FAMILIES[kind], **changes}
+    if kind == "nemotron_h":
+        del values["num_hidden_layers"]  # which its list says
+    return AutoConfig.for_model(kind, **values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [(kind, "float32") for kind in FAMILIES] + [("qwen3_5_text", "bfloat16")],
+)
+def test_peak_of_an_update_of_each_family(kind, precision, monkeypatch):
+    counted, peak = of_an_update(family(kind), precision, SMALL["vocab_size"], monkeypatch)
+    assert 0.8 * peak < counted < 1.1 * peak
+
+
+def test_recurrent_layers_keep_a_state_in_place_of_keys_and_values():
+    config = family("qwen3_5_text")
+    cache = DynamicCache(config=config)
+    model = model_of(config)
+    with torch.no_grad():
+        model(torch.arange(11)[None], past_key_values=cache, use_cache=True)
+    first, _, last = cache.layers
+    shape = shape_of(config)
+    assert gpu_memory.keys_values(within(TINY, 11), shape) == size_of((last.keys, last.values))
+    state = size_of(each for each in tree_leaves(vars(first)) if isinstance(each, torch.Tensor))
+    assert gpu_memory.states(shape) == 2 * state
+    few, many = (gpu_memory.sampling_load(within(TINY, n), shape, CARDS["80"]) for n in (11, 22))
+    assert (many.keys_values, many.states) == (2 * few.keys_values, few.states)
+
+
+def test_vllm_keeps_latents_and_windows():
+    here, vllm = within(TINY, 100), within(edited(TINY, engine__kind="vllm"), 100)
+    latent = shape_of(family("deepseek_v3"))
+    assert gpu_memory.keys_values(vllm, latent) == 4 * 3 * 100 * (16 + 8)
+    windows = shape_of(family("gemma3_text"))
+    each = 4 * 2 * 2 * 16  # bytes of a token's keys and values in a layer
+    assert gpu_memory.keys_values(here, windows) == 3 * 100 * each
+    assert gpu_memory.keys_values(vllm, windows) == (100 + 2 * 32) * each
+
+
+def test_only_experts_in_use_count_as_operations():
+    shape = shape_of(family("qwen3_moe"))
+    expert = 3 * 64 * 48
+    assert shape.linear - gpu_seconds.active(TINY, shape) == 3 * (8 - 2) * expert
+    assert memory(shape=shape).stays["master weights"] == FULL * shape.weights
+
+
+def test_rows_learn_every_path_whole():
+    config = AutoConfig.for_model("bloom", vocab_size=97, hidden_size=64, n_layer=2, n_head=4)
+    rows, trees = shape_of(config), shape_of(config_of())
+    tokens = gpu_seconds.tokens_of(TINY, ROWS["arpo"])
+    assert gpu_seconds.learned_tokens(TINY, ROWS["arpo"], trees) == tokens.expected
+    assert gpu_seconds.learned_tokens(TINY, ROWS["arpo"], rows) == tokens.paths
+    scores = [gpu_memory.activations(rows, 1024, "float32", False, n) for n in (256, 1024)]
+    assert scores[1] > 1.5 * scores[0], "its attention keeps all scores"
+
+
+@pytest.mark.parametrize(
+    ("config", "modules"),
+    [(config_of("qwen3"), ("q_proj", "up_proj")), (family("lfm2"), ("q_proj",))],
+    ids=["in every layer", "from the second layer on"],
+)
+def test_adapters_hold_what_real_ones_hold(config, modules):
+    lora = reinforce.Lora(rank=8, alpha=16, modules=modules)
+    model = model_of(config)
+    adapter.attach(model, lora, Artifact("base", "0" * 64), 0)
+    counted = gpu_memory.activations(shape_of(config, lora), TOKENS, "float32", recompute=False)
+    assert counted == pytest.approx(activations_of(model, False), rel=0.15)
+
+
+# What updates reached: weights in 1e9, tokens of a context, percent of the card's bf16 rate in its
+# data sheet (docs/gpu.md has the sources).
+REACHED = [
+    (0.6, 16384, 11.1),
+    (0.6, 65536, 26.8),
+    (4, 16384, 21.7),
+    (4, 65536, 37.4),
+    (4, 16384, 14.7),
+    (4, 65536, 36.1),
+    (1.7, 1600, 9.0),
+    (8, 8192, 36.0),
+    (0.49, 1560, 16.5),
+    (0.49, 5130, 20.5),
+]
+
+
+def test_share_of_a_card_is_a_fit_to_what_was_reached():
+    points = np.array(REACHED)
+    terms = np.stack([np.ones(10), np.log(points[:, 0]), np.log(points[:, 1] / 16384)], 1)
+    (share, *powers), *_ = np.linalg.lstsq(terms, np.log(points[:, 2] / 100))
+    assert math.exp(share) == pytest.approx(gpu_cards.PEAK_SHARE, abs=0.001)
+    assert powers == pytest.approx([gpu_cards.BY_WEIGHTS, gpu_cards.BY_CONTEXT], abs=0.001)
+    for weights, context, percent in REACHED:
+        assert 0.6 < 100 * gpu_cards.peak_share(weights * 1e9, context) / percent < 1.75
+    assert gpu_cards.peak_share(1e12, 2**20) == gpu_cards.MOST_SHARE
 
 
 # ---------------------------------------------------------------- memory, by what a recipe asks
@@ -481,7 +632,8 @@ def test_operations_of_an_update_in_forward_passes(changes, row, expected):
 
 def test_operations_are_two_a_weight_plus_attention():
     shape = shape_of(model_shape.config_of(LARGE))
-    rate = gpu_cards.PEAK_SHARE * CARDS["141"].operations["bfloat16"]
+    share = gpu_cards.peak_share(shape.linear, LARGE.prepare.policy.context)
+    rate = share * CARDS["141"].operations["bfloat16"]
     seconds = gpu_seconds.seconds_of(LARGE, ROWS["arpo"], shape, CARDS["141"])
     tokens = gpu_seconds.tokens_of(LARGE, ROWS["arpo"]).expected
     once = seconds.update * rate / gpu_seconds.forward_equivalents(LARGE, ROWS["arpo"])
