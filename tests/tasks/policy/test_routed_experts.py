@@ -72,16 +72,18 @@ def test_choice_is_recorded_and_replayed(kind):
 def test_experts_of_other_groups_keep_their_scores():
     """DeepSeek-V2 sets scores outside the chosen groups to 0; a replayed expert has its own."""
     config = transformers.AutoConfig.for_model("deepseek_v2", **FAMILIES["deepseek_v2"])
-    model = small_copy(config, 128)
-    (router,) = routers_of(model)
-    states = torch.randn(6, model.config.hidden_size)
-    every = torch.softmax(states @ router.module.weight.T, -1)
-    given = torch.tensor([[0, 3]] * 6)[:, None].short()
-    with torch.no_grad(), using(model, Replay(given)):
-        _, weights, chosen = router.module(states)
+    copied = routers_of(small_copy(config, 128))[0].module
+    router = type(copied)(config)  # a copy has no groups
+    assert router.num_group == 2
+    torch.manual_seed(0)
+    torch.nn.init.normal_(router.weight)
+    states = torch.randn(6, config.hidden_size)
+    every = torch.softmax(states @ router.weight.T, -1).detach()
+    given = torch.tensor([[0, 3]] * 6)[:, None].short()  # one of each group
+    with torch.no_grad(), using(router, Replay(given)):
+        _, weights, chosen = router(states)
     assert chosen.tolist() == [[0, 3]] * 6
-    scale = model.config.routed_scaling_factor
-    torch.testing.assert_close(weights, every[:, [0, 3]].detach() * scale)
+    torch.testing.assert_close(weights, every[:, [0, 3]] * config.routed_scaling_factor)
 
 
 def test_copies_of_a_model_have_routers_of_their_own():
