@@ -540,7 +540,8 @@ def line_of(checks: Mapping[str, Findings], config: Any, machine: Machine, uncop
     ]
     if uncopied:
         said.insert(0, f"no small copy ({uncopied})")
-    return f"policy check: {layers_of(config)}; " + "; ".join(said)
+    form = layer_kinds.learner_form(layer_kinds.described(config)).kind
+    return f"policy check: {layers_of(config)}, learned as {form}; " + "; ".join(said)
 
 
 def _unseen(model: Any) -> str:

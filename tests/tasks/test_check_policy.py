@@ -377,3 +377,10 @@ def test_router_that_is_not_known_is_named():
     config = transformers.AutoConfig.for_model("phimoe")
     model = small_copy.small_copy(config, CONTEXT)
     assert "PhimoeTopKRouter" in checks._unseen(model)
+
+
+def test_kernels_that_transformers_takes_by_itself_are_in_the_key(made, monkeypatch):
+    """They come and go with what is installed."""
+    found = {"causal-conv1d": "2.0"}
+    monkeypatch.setattr(checks, "_version", lambda name: found.get(name, ""))
+    assert made()[1].versions == found
