@@ -93,7 +93,9 @@ def test_policy_is_checked_once_and_each_stage_that_learns_says_so(unbroken):
     folder, said = unbroken
     lines = re.findall("^policy check: .*", said, re.M)
     assert len(lines) == 2 and lines[0] == lines[1], "cold_start and reinforce"
-    assert lines[0].startswith("policy check: 2 layers full_attention; structure (float32) ")
+    assert lines[0].startswith(
+        "policy check: 2 layers full_attention, learned as trees; structure (float32) "
+    )
     (record,) = (folder / ".beamline/ledger/smoke/policy_check").glob("*-check_policy-*/")
     metrics = json.loads((record / "record.json").read_text())["metrics"]
     client = store.connect(f"sqlite:///{folder}/.beamline/mlflow.db")

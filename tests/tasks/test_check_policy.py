@@ -84,7 +84,9 @@ def test_sound_policy_passes_once(made):
             assert metrics[f"policy_check/{check}/{route}"] < tolerance / 5
             assert metrics[f"policy_check/{check}/{route}_tolerance"] == tolerance
     assert metrics["policy_check/structure/gradient"] < checks.STRUCTURE_GRADIENT
-    assert record["line"].startswith("policy check: 2 layers full_attention; structure (float32) ")
+    assert record["line"].startswith(
+        "policy check: 2 layers full_attention, learned as trees; structure (float32) "
+    )
     assert "\n" not in record["line"]
     again = run(made)
     assert again["finished"] == record["finished"]
