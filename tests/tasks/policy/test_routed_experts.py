@@ -77,7 +77,7 @@ def test_experts_of_other_groups_keep_their_scores():
     assert router.num_group == 2
     torch.manual_seed(0)
     torch.nn.init.normal_(router.weight)
-    states = torch.randn(6, config.hidden_size)
+    states = torch.randn(6, config.hidden_size) / config.hidden_size**0.5
     every = torch.softmax(states @ router.weight.T, -1).detach()
     given = torch.tensor([[0, 3]] * 6)[:, None].short()  # one of each group
     with torch.no_grad(), using(router, Replay(given)):
