@@ -22,13 +22,15 @@ STATE = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }
-FAMILIES = {  # with a state from token to token; a window; convolutions
+EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
+FAMILIES = {  # with a state from token to token; convolutions; sinks, a window and experts; experts
     "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], **STATE},
-    "gemma3_text": {
-        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
-        "query_pre_attn_scalar": 32,
-    },
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "gpt_oss": {
+        **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
+        **{"num_local_experts": 4, "num_experts_per_tok": 2},
+    },
+    "qwen3_moe": {"layer_types": ["full_attention"] * 2, "num_experts": 4, **EXPERTS},
 }
 
 
@@ -82,6 +84,7 @@ def test_a_killed_run_of_a_family_goes_on_with_equal_digests(begun, folder):
         runs.kill(runs.below(run.pid))
         run.wait()
     runs.finish(folder)
+    assert not any("trained as rows" in runs.said(each).read_text() for each in (whole, folder))
     assert runs.outcome(folder) == runs.outcome(whole)
     runs.check_sound(folder)
     shutil.rmtree(whole)
