@@ -212,12 +212,11 @@ def structure_of(config: Any, inputs: PolicyCheckInputs) -> tuple[Findings, str]
 
     The engine samples from it where it can: servers and vLLM have the policy alone.
     """
+    machine = _exact(inputs.machine)
     try:
-        model = small_copy.small_copy(config, inputs.context, SEED)
+        model = small_copy.small_copy(config, inputs.context, SEED, machine.device)
     except ValueError as error:
         return {}, str(error)
-    machine = _exact(inputs.machine)
-    model = model.to(torch.device(machine.device))
     room = _room(model.config, inputs.context, 128)
     vocabulary = np.arange(3, model.get_output_embeddings().weight.shape[0], dtype=np.int32)
     opening = np.random.default_rng(SEED).choice(vocabulary, LENGTHS["prompt"])

@@ -136,6 +136,29 @@ def _ask_anew(names: Iterable[str]) -> None:
         setattr(sys.modules["transformers.utils"], flag, anew)
         if name in utils.BACKENDS_MAPPING:
             utils.BACKENDS_MAPPING[name] = (anew, utils.BACKENDS_MAPPING[name][1])
+    for module in [*sys.modules.values()]:
+        if isinstance(module, utils._LazyModule):
+            _find_anew(module, utils)
+
+
+def _find_anew(module: Any, utils: Any) -> None:
+    """Let a module of transformers have what it took for unavailable.
+
+    Its stand-ins for that are made for packages that are absent, and are None in place of an error
+    where these are there: Qwen3.5 could not be imported beside torchvision.
+    """
+    missing = module._object_missing_backend
+    is_there = {  # by the name of a package, or a package with its least version
+        package: utils.BACKENDS_MAPPING[package][0]
+        if isinstance(package, str)
+        else package.is_satisfied
+        for packages in missing.values()
+        for package in packages
+    }
+    present = {package for package, ask in is_there.items() if ask()}
+    module._object_missing_backend = {
+        name: packages for name, packages in missing.items() if not present.issuperset(packages)
+    }
 
 
 def _compiler() -> dict[str, ModuleType]:

@@ -97,16 +97,18 @@ PATTERNED = {  # keys that say by a period which layers are of a kind
 }
 
 
-def small_copy(config: Any, context: int, seed: int = 0) -> Any:
-    """Return a model like those of ``config``, but small, in float32 on the CPU, in ``eval``.
+def small_copy(config: Any, context: int, seed: int = 0, device: str = "cpu") -> Any:
+    """Return a model like those of ``config``, but small, in float32 on a device, in ``eval``.
 
+    Passes that find the size of its weights are made there: kernels that transformers has found for
+    a GPU compute nothing elsewhere.
     ``context``: the most tokens of a context in the recipe. Raises ValueError where no small config
     of the architecture makes a model that computes.
     """
     reason = "no candidate"
     for small in small_configs(config, context):
         try:
-            return _made(small, seed)
+            return _made(small, seed, torch.device(device))
         except Exception as error:  # of any kind: what the architecture makes of sizes
             reason = reason if reason != "no candidate" else f"{type(error).__name__}: {error}"
     raise ValueError(" ".join(reason.split())[:300])
@@ -312,8 +314,8 @@ def _number(value: Any) -> bool:
 # ---------------------------------------------------------------- weights
 
 
-def _made(config: Any, seed: int) -> Any:
-    """Return a model of a config with weights that make tokens matter.
+def _made(config: Any, seed: int, device: torch.device) -> Any:
+    """Return a model of a config on a device with weights that make tokens matter.
 
     Raises ValueError for one that is too large, or whose logits are not finite.
     """
@@ -325,11 +327,11 @@ def _made(config: Any, seed: int) -> Any:
         model = _built(config).eval()
         first = copy.deepcopy(model.state_dict())
         for gain in GAINS:
-            model.load_state_dict(first)
+            model.cpu().load_state_dict(first)
             torch.manual_seed(seed)
             for weight in model.parameters():
                 _randomize(weight, gain)
-            _spread(model)
+            _spread(model.to(device))
             if _rounding(model) <= MOST_ROUNDING:
                 break
     return model
@@ -359,7 +361,7 @@ def _randomize(weight: Tensor, gain: float) -> None:
 
 def _spread(model: Any) -> None:
     """Scale the last product so that the logits of a token spread by more than 1."""
-    tokens = torch.arange(3, 3 + WINDOW)[None]
+    tokens = torch.arange(3, 3 + WINDOW, device=model.device)[None]
     head = model.get_output_embeddings()
     for _ in range(3):
         logits = model(input_ids=tokens, use_cache=False).logits
@@ -377,10 +379,11 @@ def _rounding(model: Any) -> float:
 
     Rounding within a pass is as large, and no less amplified.
     """
-    tokens = torch.arange(3, 3 + 4 * WINDOW)[None]
+    tokens = torch.arange(3, 3 + 4 * WINDOW, device=model.device)[None]
     moved = copy.deepcopy(model)
     for weight in moved.parameters():
-        weight.mul_(1 + torch.finfo(torch.float32).eps * torch.randn_like(weight))
+        drawn = torch.randn(weight.shape).to(weight.device)
+        weight.mul_(1 + torch.finfo(torch.float32).eps * drawn)
     one, other = (
         each(input_ids=tokens, use_cache=False).logits.log_softmax(-1) for each in (model, moved)
     )

@@ -172,3 +172,17 @@ def test_package_of_another_environment_that_needs_the_compiler(
     assert found["models"] == plain["models"]
     assert found["other"] == 3
     assert ("torch._dynamo" in found["loaded"]) == (name == "regex")
+
+
+@pytest.mark.parametrize("seed", [1, 3])  # of hashes: the order in which packages are asked for
+def test_architecture_of_several_kinds_of_input_beside_torchvision(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "torchvision"
+    place.mkdir()
+    (place / "__init__.py").write_text("__version__ = '0.26.0'\n")
+    monkeypatch.setenv("PYTHONHASHSEED", str(seed))
+    asked = "print(json.dumps(transformers.Qwen3_5ForCausalLM.__name__))"
+    assert outputs_of(LEAN, {"asked": f"import json\n{asked}"}, tmp_path) == {
+        "asked": "Qwen3_5ForCausalLM"
+    }

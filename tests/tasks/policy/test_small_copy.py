@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tasks.policy import small_copy
+from tasks.policy import layer_kinds, small_copy
 from tasks.policy.lean_transformers import transformers
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
@@ -36,7 +36,7 @@ def test_copies_are_small_and_their_tokens_matter(kind):
     assert not model.training and model.dtype == torch.float32
     if expected := KINDS[kind]:
         assert set(text.layer_types) == expected
-    layers = next(getattr(text, key) for key in small_copy.COUNTS if hasattr(text, key))
+    layers = next(getattr(text, key) for key in layer_kinds.COUNTS if hasattr(text, key))
     assert 2 <= layers <= small_copy.MOST_LAYERS
     for name in small_copy.WINDOWS:
         assert (getattr(text, name, None) or 0) <= small_copy.WINDOW
