@@ -611,6 +611,12 @@ def _of_settings(
         and inputs.machine.precision != "float32"
     ):
         yield "set machine.precision to float32"
+    kernels = [f"{name} {built}" for name in KERNELS if (built := inputs.versions.get(name))]
+    if kernels and inputs.machine.device == "cuda":
+        yield (
+            f"set TRITON_F32_DEFAULT=ieee in the environment, or uninstall {', '.join(kernels)}, "
+            "whose kernels may multiply in TF32"
+        )
     text = config.get_text_config(decoder=True).to_dict()
     dropped = [f"{key} {value}" for key, value in text.items() if "drop" in key and _share(value)]
     if dropped and any(route == "gradient" for _, route, _ in failed):

@@ -245,7 +245,7 @@ def forest_flex_attention(
     query = at_positions(module, query, forest.positions[0])
     # Under autocast rotated queries and keys are float32 and values are not; flex needs one type.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    compute: Any = _compiled_flex() if query.is_cuda else flex_attention
+    compute: Any = _compiled_flex(_is_wide(query)) if query.is_cuda else flex_attention
     mixed = compute(
         query,
         key,
@@ -263,20 +263,26 @@ def forest_flex_attention(
     return mixed.transpose(1, 2), None
 
 
+def _is_wide(query: Tensor) -> bool:
+    """Return whether the usual blocks exceed a chip's memory: DeepSeek's 192 numbers in float32."""
+    return query.dtype == torch.float32 and query.shape[-1] > 128
+
+
 @cache
-def _compiled_flex() -> Callable[..., Any]:
+def _compiled_flex(wide: bool) -> Callable[..., Any]:
     """Return flex attention as one kernel, which torch compiles for each kind of its tensors.
 
-    At torch's limit of kinds the next one would get attention with all scores in memory instead.
-    The kernel that torch takes for fewer than 128 slots cannot be made for lengths that change
-    (torch 2.11, NoValidChoicesError), so the usual one is named.
+    ``wide``: in smaller blocks. At torch's limit of kinds the next one would get attention with all
+    scores in memory instead. The kernel that torch takes for fewer than 128 slots cannot be made
+    for lengths that change (torch 2.11, NoValidChoicesError), so the usual one is named.
     """
     import torch._dynamo
 
     settings: Any = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, KINDS)
     compiled = torch.compile(flex_attention, dynamic=True)
-    return partial(compiled, kernel_options={"BACKEND": "TRITON"})
+    blocks = {"BLOCK_M": 32, "BLOCK_N": 32} if wide else {}
+    return partial(compiled, kernel_options={"BACKEND": "TRITON", **blocks})
 
 
 @cache

@@ -386,3 +386,13 @@ def test_kernels_that_transformers_takes_by_itself_are_in_the_key(made, monkeypa
     found = {"causal-conv1d": "2.0"}
     monkeypatch.setattr(checks, "_version", lambda name: found.get(name, ""))
     assert made()[1].versions == found
+
+
+def test_kernels_of_a_gpu_that_differ_are_named(made):
+    inputs = replace(made()[1], versions={"torch": "2.13", "fla-core": "0.6.0"})
+    on_gpu = replace(inputs, machine=inputs.machine.model_copy(update={"device": "cuda"}))
+    config = transformers.AutoConfig.for_model("qwen3")
+    found = {"structure": {"learner": checks.Found(0.014, 1e-4)}}
+    remedy = "set TRITON_F32_DEFAULT=ieee in the environment, or uninstall fla-core 0.6.0"
+    assert remedy in checks.fault_of(found, config, on_gpu)
+    assert remedy not in checks.fault_of(found, config, inputs)
