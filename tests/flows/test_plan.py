@@ -142,7 +142,7 @@ def test_gpu_of_this_machine_counts_with_its_memory(capsys, monkeypatch, gib, st
     [
         ({"prepare__policy__name": "nobody/nothing"}, "add a row with its config.json"),
         ({"engine__memory": -1}, "engine.memory"),
-        ({"lora": {"rank": 1, "alpha": 1, "modules": ["all"]}}, "lora.modules names all"),
+        ({"lora": {"rank": 1, "alpha": 1, "modules": ["all"]}}, "'lora.modules' names all"),
     ],
 )
 def test_recipe_that_cannot_be_planned_is_an_error(capsys, checkout, changes, words):
