@@ -456,10 +456,19 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
 
 
 def _replay(layouts: Sequence[Layout], move: Callable[[NDArray[Any]], Tensor]) -> Replay | None:
-    """Return the experts of all slots of layouts; None where no tree has any."""
-    shape = next((part.experts.shape[1:] for part in layouts if part.experts is not None), None)
-    if shape is None:
+    """Return the experts of all slots of layouts; None where no tree has any.
+
+    Raises ValueError for trees with choices of different shapes.
+    """
+    shapes = {part.experts.shape[1:] for part in layouts if part.experts is not None}
+    if not shapes:
         return None
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the trees have experts of {len(shapes)} shapes (routers, chosen), {sorted(shapes)}: "
+            "policies of different sizes have sampled them"
+        )
+    (shape,) = shapes
     every = [
         np.full((len(part.tokens), *shape), UNKNOWN) if part.experts is None else part.experts
         for part in layouts

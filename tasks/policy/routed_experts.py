@@ -181,13 +181,30 @@ def differ(one: Tensor, other: Tensor) -> Tensor:
 
 @contextmanager
 def using(model: Any, chooser: Chooser | None) -> Iterator[None]:
-    """Ask ``chooser`` for every choice of a model's routers in this thread; None: leave them be."""
+    """Ask ``chooser`` for every choice of a model's routers in this thread; None: leave them be.
+
+    Raises ValueError for a recorded choice of other routers than the model's.
+    """
     if chooser is None:
         yield
         return
+    if isinstance(chooser, Replay):
+        _check_of_model(chooser, model)
     _follow(model)
     with _asking(chooser):
         yield
+
+
+def _check_of_model(replay: Replay, model: Any) -> None:
+    """Raise ValueError where a recorded choice is not of a model's routers."""
+    shape, recorded = shape_of(routers_of(model)), tuple(replay.given.shape[1:])
+    own = shape[:2] if shape else (0, 0)
+    if recorded != own:
+        raise ValueError(
+            f"the trees have the choice of {recorded[0]} routers with {recorded[1]} experts each, "
+            f"and {type(model).__name__} has {own[0]} routers with {own[1]}: another policy has "
+            "sampled them; collect them anew with this one"
+        )
 
 
 @contextmanager

@@ -233,3 +233,16 @@ def test_what_is_recorded_is_what_the_policy_chooses(model):
         stored = np.concatenate([tree.nodes[n].experts for n in path])
         expected = recording.taken().numpy()
         assert (np.sort(stored, -1) == np.sort(expected, -1)).all()
+
+
+@pytest.mark.parametrize(("routers", "chosen"), [(2, 3), (5, 3), (3, 2)])
+def test_a_choice_of_other_routers_is_refused(model, routers, chosen):
+    whole = random_tree(3, vocabulary=VOCABULARY)
+    of_one = np.tile(np.arange(chosen, dtype=np.uint8), (routers, 1))
+    nodes = [replace(node, experts=np.stack([of_one] * len(node.tokens))) for node in whole.nodes]
+    other = uncredited(replace(whole, nodes=nodes))
+    with pytest.raises(ValueError, match=f"choice of {routers} routers with {chosen} experts"):
+        node_logprobs(model, [other], 1.0, SETTINGS, MACHINE)
+    trees = [uncredited(routed(whole)), other, uncredited(whole)]
+    with pytest.raises(ValueError, match="experts of 2 shapes"):
+        forest([lay_out(tree, [0]) for tree in trees], "cpu")
