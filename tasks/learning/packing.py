@@ -87,9 +87,8 @@ def settled(tree: Tree) -> list[Ints] | None:
             f"the tree of question {tree.question.id} has experts of {len(shapes)} shapes "
             f"(routers, chosen), {sorted(shapes)}: policies of different sizes have sampled it"
         )
-    inner = {
-        node.parent for node in tree.nodes if node.kind != PROMPT
-    }  # not what a prompt cuts off
+    # a fresh prompt cuts off what comes before it
+    inner = {node.parent for node in tree.nodes if node.kind != PROMPT}
     chains = [tree.contexts(node)[-1] for node in range(len(tree.nodes)) if node not in inner]
     texts = [np.concatenate([tree.nodes[node].tokens for node in chain]) for chain in chains]
     order = _in_order(texts)

@@ -44,21 +44,11 @@ OF_A_CONVOLUTION = re.compile("^conv_(kernel|l_cache|dim)|^conv1d")
 RECURRENT = ("rwkv", "xlstm")  # architectures whose config has no such key
 # Architectures that learn as trees. ``python -m benchmarks.families`` tries each.
 WINDOWED = {  # attention is told of their windows, or finds them in their config
-    *(
-        "afmoe",
-        "cohere2",
-        "cohere2_moe",
-        "cwm",
-        "dots1",
-        "exaone4",
-        "exaone_moe",
-        "gemma2",
-        "gemma3_text",
-    ),
-    *("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa"),
-    *("granitemoe_swa", "laguna", "mimo_v2_flash", "ministral", "ministral3", "mistral", "mixtral"),
-    *("modernbert-decoder", "olmo3", "phi3", "phi4_multimodal", "phimoe", "qwen2", "qwen2_moe"),
-    *("qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
+    *("afmoe", "cohere2", "cohere2_moe", "cwm", "dots1", "exaone4", "exaone_moe", "gemma2"),
+    *("gemma3_text", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_oss"),
+    *("granite_swa", "granitemoe_swa", "laguna", "mimo_v2_flash", "ministral", "ministral3"),
+    *("mistral", "mixtral", "modernbert-decoder", "olmo3", "phi3", "phi4_multimodal", "phimoe"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "starcoder2", "vaultgemma"),
 }
 PLAIN_ATTENTION = {  # they pass to their attention what they get; latent keys are keys, too
     *("apertus", "arcee", "aria_text", "axk1", "biogpt", "bitnet", "cohere", "ctrl", "dbrx"),
