@@ -281,8 +281,8 @@ def _compiled_flex(wide: bool) -> Callable[..., Any]:
     settings: Any = torch._dynamo.config
     settings.recompile_limit = max(settings.recompile_limit, KINDS)
     compiled = torch.compile(flex_attention, dynamic=True)
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 32} if wide else {}
-    return partial(compiled, kernel_options={"BACKEND": "TRITON", **blocks})
+    options: Any = {"BACKEND": "TRITON", **({"BLOCK_M": 32, "BLOCK_N": 32} if wide else {})}
+    return partial(compiled, kernel_options=options)
 
 
 @cache
