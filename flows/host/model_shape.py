@@ -189,3 +189,9 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
             "with its config.json, or fetch it once: `hf download "
             f"{policy.name} config.json --revision {policy.revision or 'main'}`"
         ) from None
+    except Exception as error:  # what transformers raises for wrong values has no class of its own
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"the config.json of prepare.policy.name {policy.name} has wrong values ({reason}): "
+            "correct it, or take another policy"
+        ) from error

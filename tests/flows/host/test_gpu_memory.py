@@ -148,6 +148,13 @@ def test_policy_of_unknown_shape_is_refused(name, revision, monkeypatch):
         assert words in str(caught.value)
 
 
+def test_wrong_values_of_a_config_are_refused_in_one_sentence(tmp_path):
+    config = '{"model_type": "qwen3", "num_hidden_layers": 3, "layer_types": ["full_attention"]}'
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=r"config\.json of .* wrong values .*num_hidden_layers"):
+        model_shape.config_of(pretrained(str(tmp_path)))
+
+
 # ---------------------------------------------------------------- memory, against real tensors
 
 
