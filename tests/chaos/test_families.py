@@ -46,13 +46,17 @@ def make_policy(kind, tokenizer, folder):
     tokenizer.save_pretrained(folder)
 
 
-def take_policy(policy, folder):
+AHEAD = ("qwen3_5_text", "qwen3_moe")  # whose next batch is sampled while one is learned from
+
+
+def take_policy(policy, folder, kind):
     """Make smoke, in a clean checkout, a recipe that begins with the policy in a folder."""
     file = folder / "params/smoke.yaml"
     recipe = yaml.safe_load(file.read_text())
     recipe["prepare"]["policy"] = {
         **{"kind": "pretrained", "name": str(policy), "revision": None, "context": CONTEXT}
     }
+    recipe["reinforce"]["ahead"] = int(kind in AHEAD)
     file.write_text(yaml.safe_dump(recipe))
     git(folder, "commit", "--quiet", "--all", "--message", "a policy of another family")
 
@@ -65,7 +69,7 @@ def begun(request, once, bare, prepared):
         tokenizer = load_tokenizer(prepared / "models/smoke/initial")
         policy = folder.with_name("policy")
         make_policy(request.param, tokenizer, policy)
-        take_policy(policy, runs.copy(bare, folder))
+        take_policy(policy, runs.copy(bare, folder), request.param)
         runs.prepare(folder, "prepare")
 
     return once(request.param, make)
