@@ -101,7 +101,10 @@ def _alone(step: SubStep, inputs: ColdStartInputs, advance: Advance) -> list[Poi
     use_machine(machine)
     tokenizer = load_tokenizer(inputs.policy.path)
     checkpoints = step.ledger.scratch(step)
-    model = load_policy(inputs.policy.path, machine)
+    newest = _newest(checkpoints)
+    # Trainer would leave out weights that are saved in other shapes, such as those of experts.
+    model = load_policy(newest or inputs.policy.path, machine)
+    token_ids.note(model, tokenizer)
     token_ids.imitation_loss(model)
     arguments = _arguments(settings, machine, checkpoints, step.seed)
     _, of_optimizer = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
@@ -115,7 +118,7 @@ def _alone(step: SubStep, inputs: ColdStartInputs, advance: Advance) -> list[Poi
             callbacks=_callbacks(step.ledger, advance),
         )
         trainer.remove_callback(transformers.PrinterCallback)  # `advance` reports progress
-        trainer.train(resume_from_checkpoint=_newest(checkpoints))
+        trainer.train(resume_from_checkpoint=newest)
     save_model(model, step.out / "policy")
     tokenizer.save_pretrained(step.out / "policy")
     return [

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks import families
 from flows.runs import ledger_mirror
@@ -351,3 +351,33 @@ def test_processes_learn_as_one_does(initial, folder, place, unbroken):
     )
     for weight, expected in zip(together.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(weight, expected, rtol=0, atol=1e-4)
+
+
+def test_experts_go_on_from_a_checkpoint(tokenizer, tmp_path, monkeypatch):
+    """They are saved as matrices of each expert, and learned as one tensor."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(
+        "qwen3_moe", vocab_size=len(tokenizer), **sizes, **heads, **experts
+    )
+    policy = tmp_path / "policy"
+    AutoModelForCausalLM.from_config(config).save_pretrained(policy)
+    tokenizer.save_pretrained(policy)
+
+    def stop(done, shown):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    made = {}
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        if name == "stopped":
+            with pytest.raises(KeyboardInterrupt):
+                train(policy, made_traces(), advance=stop)
+            assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
+        made[name] = train(policy, made_traces())
+    assert made["whole"]["artifacts"] == made["stopped"]["artifacts"]
+    assert made["whole"]["curve"] == made["stopped"]["curve"]
