@@ -90,6 +90,17 @@ def test_labels_are_the_agents_own_tokens_and_nothing_else():
     assert traces[0] == {"input_ids": [7, 8, 9, 10], "labels": [IGNORED, 8, IGNORED, 10]}
 
 
+@torch.no_grad()
+def loss_of_rows(model, rows):
+    """The mean loss of the trained tokens, each row by itself."""
+    terms = []
+    for row in rows:
+        tokens = torch.tensor(row["tokens"])
+        logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
+        terms += [-logprobs[t - 1, tokens[t]] for t, own in enumerate(row["trained"]) if own]
+    return float(torch.stack(terms).mean())
+
+
 def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
     rows = made_traces(3)
     model = AutoModelForCausalLM.from_pretrained(initial)
@@ -97,12 +108,7 @@ def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
     batch = verb._collator(AutoTokenizer.from_pretrained(initial))([data[i] for i in range(3)])
     with torch.no_grad():
         loss = float(model(**batch).loss)
-        terms = []
-        for row in rows:
-            tokens = torch.tensor(row["tokens"])
-            logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
-            terms += [-logprobs[t - 1, tokens[t]] for t, own in enumerate(row["trained"]) if own]
-    assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+    assert loss == pytest.approx(loss_of_rows(model, rows), abs=1e-5)
 
 
 # learned positions; states, convolutions and decays that padding would move or spoil
@@ -119,12 +125,7 @@ def test_padding_changes_no_loss_on_whatever_side_the_tokenizer_has_it(kind, ini
     batch = verb._collator(tokenizer)([data[i] for i in range(3)])
     with torch.no_grad():
         loss = float(model(**batch).loss)
-        terms = []
-        for row in rows:
-            tokens = torch.tensor(row["tokens"])
-            logprobs = torch.log_softmax(model(input_ids=tokens[None]).logits[0], -1)
-            terms += [-logprobs[t - 1, tokens[t]] for t in range(3, len(tokens))]
-    assert loss == pytest.approx(float(torch.stack(terms).mean()), abs=1e-5)
+    assert loss == pytest.approx(loss_of_rows(model, rows), abs=1e-5)
     assert tokenizer.padding_side == "left"
 
 
