@@ -47,12 +47,11 @@ KIND ?= vllm
 ifneq ($(wildcard params/$(RECIPE)-$(ENGINE).yaml),)
 override RECIPE := $(RECIPE)-$(ENGINE)
 endif
-# A recipe that samples through vLLM runs in an environment of its own.
-USES_VLLM := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  kind: *vllm' params/$(RECIPE).yaml)
-RUN_VENV := $(if $(USES_VLLM),.venv-vllm,.venv)
-# ALFWorld's packages, for recipes with its world: an extra, which takes minutes to build.
-USES_WORLDS := $(shell [ -f params/$(RECIPE).yaml ] && grep '^  household:' params/$(RECIPE).yaml)
-RUN_READY := $(RUN_VENV)/installed $(if $(USES_WORLDS),$(RUN_VENV)/worlds)
+# What the recipe and its bases name: a recipe that samples through vLLM runs in an environment of
+# its own; ALFWorld's packages are an extra, which takes minutes to build.
+NAMES := $(shell python3 .ci/needs.py params/$(RECIPE).yaml)
+RUN_VENV := $(if $(filter vllm,$(NAMES)),.venv-vllm,.venv)
+RUN_READY := $(RUN_VENV)/installed $(if $(filter household,$(NAMES)),$(RUN_VENV)/worlds)
 SERVE_VENV := $(if $(filter transformers,$(KIND)),.venv,.venv-vllm)
 VENV := .venv
 run plan launch ask compare: VENV := $(RUN_VENV)
@@ -78,7 +77,7 @@ BY_TEST = -n 3 --dist load --maxschedchunk 1
 .DEFAULT_GOAL := run
 
 run: $(RUN_READY)
-	@if [ -n "$(ENGINE)" ] && ! grep -qs '^  kind: *$(ENGINE)\b' params/$(RECIPE).yaml; then \
+	@if [ -n "$(filter-out $(NAMES),$(ENGINE))" ]; then \
 		echo "params/$(RECIPE).yaml does not sample with $(ENGINE): set its engine.kind," \
 			"or add params/$(RECIPE)-$(ENGINE).yaml"; \
 		exit 1; \

@@ -16,6 +16,7 @@ import click
 from click.shell_completion import CompletionItem
 
 PURPOSES = {
+    "Write": ("recipe",),
     "Train": ("run", "retrain", "plan", "launch"),
     "Look": ("ask", "page", "figures", "ui", "lineage"),
     "Compare": ("compare", "agents", "judge"),
@@ -94,7 +95,9 @@ def summary(name: str) -> str:
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the recipes of this checkout whose names start with a text."""
-    from params.schema import recipe  # half a second, which only completion needs
+    from params import recipe_files  # half a second, which only completion needs
 
     folder = Path("params")
-    return [CompletionItem(name) for name in recipe.names(folder) if name.startswith(incomplete)]
+    return [
+        CompletionItem(name) for name in recipe_files.names(folder) if name.startswith(incomplete)
+    ]

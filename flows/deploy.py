@@ -128,6 +128,7 @@ def receive(name: str, commit: str, files: dict[str, str], folder: Path) -> None
         if faults := [*commit_check.lock_faults("dvc.lock", files.get("dvc.lock", ""))]:
             raise ValueError(f"the request for {name} is refused: {'; '.join(faults)}")
         for path, text in files.items():
+            (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_text(text)
         transfer.provide_sources(folder)
         worktree.set_ready(folder)

@@ -1,21 +1,25 @@
 """Write the values of ``--set key=value`` into a recipe's file.
 
 Only the characters of a value change; comments, order and layout of the file stay. A key that the
-recipe leaves out, as it may, is added to its section. Keys that begin with ``algorithm.`` are
-choices of the row of ``algorithms.yaml`` that the recipe names.
+recipe leaves out, as it may, is added to its section, and so is one that the recipe's base has.
+Keys that begin with ``algorithm.`` are choices of the row of ``algorithms.yaml`` that the recipe
+names.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from params import strict_yaml
+from params import recipe_files, strict_yaml
+from params.merging import BASE, merge
 from params.schema.defaults import defaults, in_defaults
 
 OF_ROW = "algorithm."  # prefix of a choice of the recipe's algorithm
@@ -32,7 +36,7 @@ def apply_to(recipe: str, overrides: Sequence[str], folder: Path) -> None:
     of_row = [override for override in overrides if override.lstrip().startswith(OF_ROW)]
     file, table = folder / f"{recipe}.yaml", folder / "algorithms.yaml"
     changed = {file: _changed([one for one in overrides if one not in of_row], file)}
-    row = _row_of(strict_yaml.parse(changed[file], str(file)))
+    row = _row_of(_whole(changed[file], file))
     if of_row and table.exists() and row in (strict_yaml.read(table) or {}):
         changed[table] = _changed(of_row, table, row)
     for target, text in changed.items():
@@ -66,8 +70,118 @@ def _changed(overrides: Sequence[str], file: Path, row: str = "") -> str:
         path = [row, *key.removeprefix(OF_ROW).split(".")] if row else key.split(".")
         values = strict_yaml.parse(text, str(file))
         may_add = bool(row) or in_defaults(path) in defaults()
-        text = _replace(text, values, path, value, f"--set {override}: {file}", may_add)
+        where = f"--set {override}: {file}"
+        if not row and isinstance(values, dict) and BASE in values:
+            text = _replace_in_short(text, file, path, value, where, may_add)
+        else:
+            text = _replace(text, values, path, value, where, may_add)
     return text
+
+
+def _whole(text: str, file: Path) -> Any:
+    """Return the values of a recipe's text with those of its base."""
+    values = strict_yaml.parse(text, str(file))
+    if not isinstance(values, dict) or BASE not in values:
+        return values
+    return merge(_base_of(values, file), values)
+
+
+def _base_of(values: Any, file: Path) -> dict[str, Any]:
+    recipe_files.resolve(file.stem, file.parent)  # which refuses bases that cannot be
+    return recipe_files.read(values[BASE], file.parent)
+
+
+def _replace_in_short(
+    text: str, file: Path, path: Sequence[str], value: str, where: str, may_add: bool
+) -> str:
+    """Return the text of a recipe with a base, with which another value holds at ``path``."""
+    own = strict_yaml.parse(text, str(file))
+    base = _base_of(own, file)
+    holds = merge(base, own)
+    if path[0] == BASE:
+        raise ValueError(f"{where}: the base decides what the other keys are: edit the file")
+    as_whole = json.dumps(holds)  # YAML, too, so that errors are those of a whole recipe
+    _find(as_whole, path[:-1] if may_add else path, where, above=may_add)
+    new = _parsed(value, where)
+    expected = _edited(holds, path, new)
+    path, new, value = _up_to_lists(path, holds, expected, new, value)
+    ways = [(new, value)]
+    if value.startswith("{"):
+        ways.append((_instead_of(_value_at(holds, path), new), ""))
+    for wanted, written in ways:
+        changed = _with_entry(text, own, path, wanted, written)
+        with suppress(ValueError):
+            now = merge(base, strict_yaml.parse(changed, "it"))
+            if now == expected or (new is None and _edited(now, path, None) == expected):
+                return changed
+    remedy = (
+        f"the base has more keys in '{'.'.join(path)}': set those that differ one by one"
+        if len(ways) > 1
+        else f"{value!r} is not one YAML value: put it in quotes"
+    )
+    raise ValueError(f"{where}: {remedy}")
+
+
+def _up_to_lists(
+    path: Sequence[str], holds: Any, expected: Any, new: Any, value: str
+) -> tuple[list[str], Any, str]:
+    """Return path, value and text of the list around an entry, which is replaced whole."""
+    for depth in range(len(path)):
+        if isinstance(_value_at(holds, path[:depth]), list):
+            whole = _value_at(expected, path[:depth])
+            return list(path[:depth]), whole, json.dumps(whole, ensure_ascii=False)
+    return list(path), new, value
+
+
+def _instead_of(before: Any, new: Any) -> Any:
+    """Return a section with null for each key that the one before has, and it has not."""
+    if not isinstance(before, dict) or not isinstance(new, dict):
+        return new
+    return {**new, **{key: None for key in before if key not in new}}
+
+
+def _with_entry(text: str, own: Any, path: Sequence[str], new: Any, value: str) -> str:
+    """Return a text with a value at a path, of which sections may be missing.
+
+    ``value``: how it is written; "": as JSON, which is YAML, too.
+    """
+    written = value or json.dumps(new, ensure_ascii=False)
+    depth = next((n for n in range(len(path)) if not _has(own, path[: n + 1])), len(path))
+    node = _find(text, path[:depth], "it")
+    if depth == len(path):
+        return _exchanged(text, node, written)
+    if not isinstance(node, yaml.MappingNode) or node.flow_style:
+        for part in reversed(path[depth:]):
+            new = {part: new}
+        inner = {**_value_at(own, path[:depth]), **new}
+        return _exchanged(text, node, json.dumps(inner, ensure_ascii=False))
+    column = node.start_mark.column
+    lines = [f"{' ' * (column + 2 * n)}{part}:" for n, part in enumerate(path[depth:])]
+    entry = "\n".join(lines).lstrip() + f" {written}"
+    if depth:
+        at = node.start_mark.index
+        return f"{text[:at]}{entry}\n{' ' * column}{text[at:]}"
+    return f"{text.rstrip()}\n{entry}\n"
+
+
+def _has(values: Any, path: Sequence[str]) -> bool:
+    """Return whether values have something other than nothing at a path."""
+    try:
+        return _value_at(values, path[:-1]) is not None and bool(
+            _value_at(values, path) is not None or path[-1] in _value_at(values, path[:-1])
+        )
+    except (KeyError, IndexError, TypeError):
+        return False
+
+
+def _value_at(values: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys; None where there is none."""
+    for part in path:
+        try:
+            values = values[_key(values, part)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return values
 
 
 def _write(text: str, file: Path) -> None:
@@ -85,14 +199,23 @@ def _replace(
         changed = _added(text, above, path[-1], value)
     else:
         changed = _exchanged(text, _find(text, path, where), value)
+    expected, reason = _edited(values, path, _parsed(value, where)), ""
     try:
-        expected = _edited(values, path, strict_yaml.parse(value, "it"))
         if strict_yaml.parse(changed, "it") == expected:
             return changed
-        reason = ""
     except ValueError as error:
         reason = f" ({str(error).splitlines()[0]})"
     raise ValueError(f"{where}: {value!r} is not one YAML value: put it in quotes{reason}")
+
+
+def _parsed(value: str, where: str) -> Any:
+    try:
+        return strict_yaml.parse(value, "it")
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{where}: {value!r} is not one YAML value: put it in quotes ({reason})"
+        ) from None
 
 
 def _exchanged(text: str, node: yaml.Node, value: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LIKE = 0.6  # least likeness of two names, of 1
+LIKE = 0.5  # least likeness of two names, of 1: "tyni" and "tiny"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

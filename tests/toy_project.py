@@ -70,36 +70,36 @@ verdict: {measure: success, confidence: 0.95, margin: 0, bootstrap: 1}
 PIPELINE = """
 vars:
   - recipes:
-      - toy
+      toy: params/toy.yaml
 stages:
   later:
     foreach: ${recipes}
     do:
-      cmd: exec python later.py ${item}
+      cmd: exec python later.py ${key}
       deps:
         - later.py
-        - data/${item}/first
+        - data/${key}/first
       params:
-        - params/${item}.yaml:
+        - ${item}:
             - evaluate.questions
       outs:
-        - data/${item}/later
+        - data/${key}/later
       metrics:
-        - reports/${item}/table.md:
+        - reports/${key}/table.md:
             cache: false
       meta:
         timeout_seconds: 60
   first:
     foreach: ${recipes}
     do:
-      cmd: exec python first.py ${item}
+      cmd: exec python first.py ${key}
       deps:
         - first.py
       params:
-        - params/${item}.yaml:
+        - ${item}:
             - seed
       outs:
-        - data/${item}/first
+        - data/${key}/first
 """
 
 # What a stage does before it writes its outs is left to a test.

@@ -10,50 +10,50 @@ from tests.checkout import others_parent
 PIPELINE = """
 vars:
   - recipes:
-      - toy
+      toy: params/toy.yaml
 stages:
   prepare:
     foreach: ${recipes}
     do:
-      cmd: exec python prepare.py ${item}
+      cmd: exec python prepare.py ${key}
       deps:
         - prepare.py
         - questions.jsonl
       params:
-        - params/${item}.yaml:
+        - ${item}:
             - seed
       outs:
-        - data/${item}/questions
-        - data/${item}/records/prepare.jsonl
+        - data/${key}/questions
+        - data/${key}/records/prepare.jsonl
   reinforce:
     foreach: ${recipes}
     do:
-      cmd: exec python reinforce.py ${item}
+      cmd: exec python reinforce.py ${key}
       deps:
         - loss.py
         - reinforce.py
-        - data/${item}/questions
+        - data/${key}/questions
       params:
-        - params/${item}.yaml:
+        - ${item}:
             - reinforce
       outs:
-        - models/${item}/trained
-        - data/${item}/trees
-        - data/${item}/records/reinforce.jsonl
+        - models/${key}/trained
+        - data/${key}/trees
+        - data/${key}/records/reinforce.jsonl
   evaluate:
     foreach: ${recipes}
     do:
-      cmd: exec python evaluate.py ${item}
+      cmd: exec python evaluate.py ${key}
       deps:
         - evaluate.py
-        - models/${item}/trained
+        - models/${key}/trained
       params:
-        - params/${item}.yaml:
+        - ${item}:
             - evaluate
       outs:
-        - data/${item}/records/evaluate.jsonl
+        - data/${key}/records/evaluate.jsonl
       metrics:
-        - reports/${item}/metrics.json:
+        - reports/${key}/metrics.json:
             cache: false
 """
 

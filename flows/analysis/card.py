@@ -12,11 +12,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flows.analysis import reading
 from flows.runs import cache, git, pipeline
+from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema.defaults import defaults
 
@@ -36,9 +36,10 @@ def written(recipe: str, license: str | None = None) -> str:
     ``license``: an identifier of the hub, such as apache-2.0. Raises ValueError where the recipe
     has not run, or the policy or the recipe are not those in dvc.lock.
     """
-    file = Path("params", f"{recipe}.yaml")
-    locked = _checked(recipe, file)
-    settings = yaml.safe_load(file.read_text())
+    file = recipe_files.whole_file(recipe, Path("params"))
+    written = recipe_files.resolve(recipe, Path("params"))
+    settings = written.values
+    locked = _checked(recipe, file, settings)
     verdict = _json(RunFolders(recipe).verdict)
     table = RunFolders(recipe).table
     sections = {
@@ -46,7 +47,7 @@ def written(recipe: str, license: str | None = None) -> str:
         "Load": LOAD,
         "Evaluation": table.read_text().strip() if table.is_file() else "",
         "Verdict": _verdict(verdict),
-        "Recipe": f"`{file}`:\n\n```yaml\n{file.read_text().strip()}\n```",
+        "Recipe": f"`{file}`:\n\n```yaml\n{written.text().strip()}\n```",
         "Data": _digests(recipe, locked),
         "Origin": _origin(recipe, locked),
     }
@@ -57,7 +58,7 @@ def written(recipe: str, license: str | None = None) -> str:
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}\n"))
 
 
-def _checked(recipe: str, file: Path) -> Mapping[str, Any]:
+def _checked(recipe: str, file: Path, now: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return dvc.lock's stages. Raises ValueError where they are not of what is here."""
     trained, locked = RunFolders(recipe).trained, pipeline.locked()
     if not trained.is_dir() or f"reinforce@{recipe}" not in locked:
@@ -68,9 +69,9 @@ def _checked(recipe: str, file: Path) -> Mapping[str, Any]:
             f"{trained} is not what dvc.lock says ({digest}): `dvc checkout {trained}` brings it "
             "back"
         )
-    now, faults = yaml.safe_load(file.read_text()), set[str]()
+    faults = set[str]()
     for stage in MADE_BY:
-        then = locked.get(f"{stage}@{recipe}", {}).get("params", {}).get(file.as_posix(), {})
+        then = pipeline.recipe_values(locked.get(f"{stage}@{recipe}", {}), recipe)
         for key, value in then.items():
             faults |= set(_changes(key, value, _value(now, key)))
     if faults:

@@ -17,10 +17,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import yaml
 from numpy.typing import NDArray
 
 from flows.analysis import reading
+from params import recipe_files
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import PROMPT, TURN, CallResult, calls_of, results_of
 
@@ -312,7 +312,7 @@ def _with_breakdown(table: pa.Table) -> pd.DataFrame:
 def _usual_parts(recipe: str, given: pd.DataFrame, project: Path) -> pd.DataFrame:
     """Return the three usual parts of each reward; the last one is what remains of it."""
     file = project / "params" / f"{recipe}.yaml"
-    listed = yaml.safe_load(file.read_text())["reinforce"]["reward"]
+    listed = recipe_files.read(recipe, file.parent)["reinforce"]["reward"]
     of = {name: settings or {} for entry in listed for name, settings in entry.items()}
     if tuple(of) != PARTS:
         raise ValueError(_changed(file))

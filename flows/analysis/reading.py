@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from flows.runs.without_run import remedy
+from params.recipe_files import names, read
 from params.run_folders import RunFolders
-from params.schema.recipe import names
 from tasks import recipes
 from tasks.dialects.contract import calls_in
 from tasks.dialects.tags import TagsReader
@@ -44,7 +42,7 @@ def call_reader(recipe: str, turns: Sequence[str], project: Path) -> ReadCalls:
     ``turns`` are turns that called: in the dialect of tags, the tag that a turn ends with is its
     tool's. Another dialect is opened with the tokenizer and the tools of the recipe.
     """
-    written = yaml.safe_load((project / "params" / f"{recipe}.yaml").read_text())
+    written = read(recipe, project / "params")
     if [*written.get("dialect", {})] == ["tags"]:
         ends = {matched[1] for turn in turns if (matched := CLOSING.search(turn))}
         return TagsReader(sorted(ends - {*OTHER_TAGS})).calls

@@ -41,6 +41,7 @@ from flows.tracking import comparison_report
 from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
 from flows.workers import configured_server
+from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
@@ -372,8 +373,9 @@ def _run(args: argparse.Namespace, recipe: Recipe, rows: Sequence[str]) -> None:
     from flows.workers.connection import name_process, prefect_server
     from flows.workers.stage import check_machine
 
-    if recipe_list.add_to_pipeline(args.recipe):
-        print(f"compare: added {args.recipe} to the recipes in dvc.yaml")
+    if listed := recipe_list.add_to_pipeline(args.recipe):
+        print(f"compare: added {args.recipe} to the recipes in {listed}")
+    recipe_files.refresh(args.recipe, Path("params"))
     seeds = list(dict.fromkeys(args.seeds or [recipe.seed]))
     check_machine(args.recipe)
     with prefect_server():

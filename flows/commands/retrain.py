@@ -41,7 +41,7 @@ from flows.runs import (
 from flows.runs.dvc_command import INTERRUPTED, RUN, KilledError
 from flows.tracking.run import send_unsent
 from flows.workers import configured_server
-from params import overrides
+from params import overrides, recipe_files
 from params.run_folders import RunFolders
 from params.schema.base import SOURCES
 from params.schema.recipe import Recipe
@@ -103,8 +103,9 @@ def check_run(recipe: str, changes: Sequence[str]) -> None:
             f"add and commit them, move them away, or run with --here\n{listed}"
         )
     check_machine(recipe, recipes.load_changed(recipe, changes, Path("params")))
-    if not git.committed(f"params/{recipe}.yaml"):
-        raise ValueError(f"params/{recipe}.yaml is in no commit yet: git add and commit it")
+    for written in recipe_files.resolve(recipe, Path("params")).chain:
+        if not git.committed(written.file.as_posix()):
+            raise ValueError(f"{written.file} is in no commit yet: git add and commit it")
     pipeline.stages(recipe)
     configured_server.check()
 
@@ -127,6 +128,7 @@ def set_up(folder: Path, recipe: str, changes: Sequence[str], commit: str) -> No
     transfer.provide_sources(folder)
     overrides.apply_to(recipe, changes, folder / "params")
     name_champion(recipe, folder)
+    recipe_files.refresh(recipe, folder / "params")
     worktree.link_ledger(recipe, folder)
     worktree.set_ready(folder)
 
@@ -285,8 +287,10 @@ def _here(recipe: str) -> int:
         check_files()
         _put_back()
         machine = recipes.load(recipe, Path("params")).machine
-        if recipe_list.add_to_pipeline(recipe):
-            print(f"retrain: added {recipe} to the recipes in dvc.yaml")
+        if listed := recipe_list.add_to_pipeline(recipe):
+            print(f"retrain: added {recipe} to the recipes in {listed}")
+        recipe_files.refresh(recipe, Path("params"))
+        pipeline.follow_file(recipe)
         changed = pipeline.status(recipe)
         if changed and (equal := equal_code.take_over(recipe)):
             print(f"{', '.join(equal)}: the code runs as before, so dvc.lock takes it over")
@@ -352,7 +356,8 @@ def _run(recipe: str) -> int:
     if RUN in os.environ:  # the run becomes a commit by itself
         return 0
     print("to see the run    make ui")
-    what = f"params own data/sources dvc.yaml dvc.lock reports/{recipe}"
+    listed = " params.yaml" if recipe_list.OWN.exists() else ""
+    what = f"params{listed} own data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
     print(f"as a commit       beamline retrain {recipe}, once the changes are committed")
     return 0

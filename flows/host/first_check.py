@@ -50,7 +50,7 @@ def check(command: Sequence[str]) -> None:
 def _fault(stage: str, recipe: str) -> tuple[int, str] | None:
     file = PARAMS / f"{recipe}.yaml"
     if not file.is_file():
-        from params.schema.recipe import names  # half a second
+        from params.recipe_files import names  # half a second
 
         known = names(PARAMS) if PARAMS.is_dir() else []
         text = f"no recipe {recipe!r}: {file} does not exist; recipes here: {known}"

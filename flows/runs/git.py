@@ -59,7 +59,7 @@ AS_COMMITTED = {  # where files of a run are written or added: their bytes are t
 }
 PLAINLY = ("--quiet", "--no-gpg-sign", "--cleanup=whitespace", "--no-status")  # of each commit
 NOT_FOUND = 127  # the exit status of a shell for a program that is not there
-WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports")  # never an input of a run
+WRITTEN_BY_RUNS = (":!dvc.lock", ":!reports", ":!params/resolved")  # never an input of a run
 MOST_FILES = 100_000  # of a commit, with its folders: a small tree of git can stand for 10**9
 MOST_LISTED = 2**26  # bytes of their names, which repeat the folders' above
 

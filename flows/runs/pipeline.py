@@ -6,14 +6,16 @@ checkout.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from flows.runs import bounded_yaml, git
-from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, open_repository
+from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, modified, open_repository
 from flows.runs.stage_reasons import Params, reasons
+from params.recipe_files import RESOLVED, whole_file
 
 PIPELINE = "dvc.yaml"
 
@@ -69,8 +71,8 @@ def _ordered(recipe: str, repository: Any) -> list[Any]:
     if not dvc_stages:
         here = file.parent == Path.cwd()
         raise ValueError(
-            f"{PIPELINE if here else file} has no stage for the recipe '{recipe}': add it to the "
-            "list 'recipes' at the top of the file"
+            f"{PIPELINE if here else file} has no stage for the recipe '{recipe}': `python -m "
+            f"flows.recipe {recipe} --write` adds it to params.yaml, which belongs into the commit"
         )
     # DVC's edges run from a stage to its inputs; names decide between possible orders
     graph = build_graph(dvc_stages).reverse()
@@ -144,6 +146,37 @@ def locked(root: Path = HERE) -> dict[str, Any]:
         return (bounded_yaml.load(file.read_text(), "dvc.lock") or {}).get("stages", {})
     except (ValueError, AttributeError):
         raise ValueError(f"{file.absolute()} is damaged: {DAMAGED_LOCK_REMEDY}") from None
+
+
+def recipe_paths(recipe: str) -> tuple[str, str]:
+    """Return the recipe's own file, and the whole one that a recipe with a base has beside it."""
+    return f"params/{recipe}.yaml", f"params/{RESOLVED}/{recipe}.yaml"
+
+
+def recipe_values(stage: Mapping[str, Any], recipe: str) -> Mapping[str, Any]:
+    """Return the values of the recipe in a stage's entry of dvc.lock; empty where it has none."""
+    values = [stage.get("params", {}).get(path) for path in recipe_paths(recipe)]
+    return next(filter(None, values), {})
+
+
+def follow_file(recipe: str) -> bool:
+    """Have dvc.lock name the file that the recipe is read from now; return whether it did not.
+
+    A recipe that gets or loses its base keeps its values, so its stages do not start for it.
+    """
+    now = whole_file(recipe, Path("params")).as_posix()
+    before = next(path for path in recipe_paths(recipe) if path != now)
+    stale = [
+        name
+        for name, entry in locked().items()
+        if name.endswith(f"@{recipe}") and before in entry.get("params", {})
+    ]
+    if stale:
+        with modified("dvc.lock") as lock:
+            for name in stale:
+                params = lock["stages"][name]["params"]
+                params[now] = params.pop(before)
+    return bool(stale)
 
 
 def digests(stage: str, root: Path = HERE) -> dict[str, str]:
@@ -264,4 +297,5 @@ def kept_in_git(recipe: str, root: Path) -> list[str]:
             for out in stage.outs
             if not out.use_cache
         ]
-    return ["dvc.lock", f"params/{recipe}.yaml", "params/algorithms.yaml", *sorted(outs)]
+    kept = [*recipe_paths(recipe), "params/algorithms.yaml", *sorted(outs)]
+    return ["dvc.lock", *kept]

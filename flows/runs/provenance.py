@@ -14,6 +14,7 @@ from typing import Any
 
 from flows.runs import cache
 from flows.runs.first_difference import parsed_records
+from flows.runs.pipeline import recipe_values
 from flows.runs.provenance_links import (
     Link,
     commit_link,
@@ -234,5 +235,4 @@ def _in_ledger(subject: Subject, record: Record) -> str:
 
 def _parameter(subject: Subject, stage: str, key: str) -> Any:
     """Return a value of the recipe from a stage's entry in dvc.lock."""
-    sections = subject.state.lock.get(stage, {}).get("params", {})
-    return sections.get(f"params/{subject.recipe}.yaml", {}).get(key)
+    return recipe_values(subject.state.lock.get(stage, {}), subject.recipe).get(key)

@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.runs import git
+from flows.runs.pipeline import recipe_paths
 from flows.runs.provenance_subject import SHORT, State, Subject, path_at, store_address, text_of
 from flows.tracking import store
 
 WIDTH = 110  # characters of a line
-KEPT = ("params", "data/sources", "dvc.yaml", "dvc.lock")  # committed with the reports
+KEPT = (
+    "params",
+    "params.yaml",
+    "data/sources",
+    "dvc.yaml",
+    "dvc.lock",
+)  # committed with the reports
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,10 @@ def reproducing(subject: Subject) -> str:
 
 def parameters_link(subject: Subject) -> Link:
     """Return the recipe of the run, with what was set for it alone."""
-    path, commit = f"params/{subject.recipe}.yaml", subject.state.commit
+    commit = subject.state.commit
+    own, whole = recipe_paths(subject.recipe)
+    has_base = git.committed(whole, at=commit) if commit else Path(whole).exists()
+    path = whole if has_base else own
     text = text_of(subject.state, path)
     command = f"git show {commit[:SHORT]}:{path}" if commit else f"cat {path}"
     changes = git.trailer(commit, "Set").splitlines() if commit else []

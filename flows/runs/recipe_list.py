@@ -1,58 +1,77 @@
-"""The list of recipes in dvc.yaml, from which DVC makes every stage once for each recipe."""
+"""The recipes of the pipeline, from which DVC makes every stage once for each.
+
+Those that come with Beamline stand in dvc.yaml, below ``vars``. Those of a user stand in
+params.yaml, which DVC reads beside it, so that dvc.yaml stays as it came. Each has the file that
+its values are read from.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from flows.host import files
+from params.recipe_files import whole_file
 
 PIPELINE = Path("dvc.yaml")
+OWN = Path("params.yaml")
 LOCK = Path(".beamline/recipes.lock")
+KEY = "recipes"
+HEAD = (
+    "# Recipes of your own, each with the file that has all of it; dvc.yaml has the others, and\n"
+    "# DVC reads both. `make run RECIPE=<name>` adds a recipe here.\n"
+)
 
 
-def add_to_pipeline(recipe: str) -> bool:
-    """Add a recipe to the list in dvc.yaml; return whether it had to be added.
+def add_to_pipeline(recipe: str) -> Path | None:
+    """List a recipe with its file; return the file that was changed for it, or None.
 
-    Comments, layout and order stay, and the file is replaced in one step. A dvc.yaml without such a
-    list stays as it is.
+    Comments, layout and order stay, and the file is replaced in one step. Beside a dvc.yaml without
+    such a list nothing is changed. Raises ValueError for a file that is no YAML.
     """
+    whole = whole_file(recipe, Path("params")).as_posix()
     with files.locked(LOCK):
-        text = PIPELINE.read_text()
-        extended = _extended(text, recipe)
-        if extended == text:
-            return False
-        with files.replaced(PIPELINE) as partial:
-            partial.write_text(extended)
-        return True
+        ours = _recipes(PIPELINE)
+        if ours is None:
+            return None
+        file = PIPELINE if _value(ours, recipe) else OWN
+        text = file.read_text() if file.exists() else HEAD
+        changed = _listed(text, _recipes(file), recipe, whole)
+        if changed == text:
+            return None
+        with files.replaced(file) as partial:
+            partial.write_text(changed)
+        return file
 
 
-def _extended(text: str, recipe: str) -> str:
-    """Return the text of a dvc.yaml with the recipe as last entry of its list."""
-    node = _list_of_recipes(text)
-    if node is None or not node.value or recipe in [entry.value for entry in node.value]:
-        return text
-    last = node.value[-1]
-    quoted = yaml.safe_dump(recipe).splitlines()[0]  # '1e3' is a number without quotes
-    if node.flow_style:
-        end = last.end_mark.index
-        return f"{text[:end]}, {quoted}{text[end:]}"
-    lines = text.splitlines(keepends=True)
-    at = last.start_mark.line
-    dash = lines[at][: last.start_mark.column]
-    lines[at] = lines[at].rstrip("\n") + "\n"
-    return "".join([*lines[: at + 1], f"{dash}{quoted}\n", *lines[at + 1 :]])
+def _listed(text: str, recipes: yaml.MappingNode | None, recipe: str, whole: str) -> str:
+    """Return the text with an entry for a recipe among ``recipes``."""
+    entry = yaml.safe_dump({recipe: whole}, width=10_000).strip()  # '1e3' gets quotes
+    if known := recipes and _value(recipes, recipe):
+        begin, end = known.start_mark.index, known.end_mark.index
+        return text if known.value == whole else f"{text[:begin]}{whole}{text[end:]}"
+    if recipes is None:
+        return f"{text.rstrip()}\n{KEY}:\n  {entry}\n"
+    if recipes.flow_style:
+        at = recipes.end_mark.index - 1
+        return f"{text[:at].rstrip()}{', ' if recipes.value else ''}{entry}{text[at:]}"
+    lines = text.splitlines()
+    last = recipes.value[-1][1].end_mark.line
+    column = recipes.start_mark.column
+    return "\n".join([*lines[: last + 1], f"{' ' * column}{entry}", *lines[last + 1 :], ""])
 
 
-def _list_of_recipes(text: str) -> Any:
-    """Return the YAML node of ``recipes`` below ``vars``; None where there is none."""
-    top = yaml.compose(text, Loader=yaml.SafeLoader)
-    for entry in getattr(_value(top, "vars"), "value", []):
-        if isinstance(node := _value(entry, "recipes"), yaml.SequenceNode):
-            return node
-    return None
+def _recipes(file: Path) -> yaml.MappingNode | None:
+    """Return the YAML node of the recipes in dvc.yaml or params.yaml; None where there is none."""
+    try:
+        top = yaml.compose(file.read_text(), Loader=yaml.SafeLoader) if file.exists() else None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file} is not valid YAML: {error}") from None
+    variables = _value(top, "vars") if file == PIPELINE else None
+    places = variables.value if isinstance(variables, yaml.SequenceNode) else [top]
+    nodes = [_value(place, KEY) for place in places]
+    return next((node for node in nodes if isinstance(node, yaml.MappingNode)), None)
 
 
 def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:

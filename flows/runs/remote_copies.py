@@ -22,6 +22,7 @@ from flows.host.addresses import address_without_password
 from flows.host.plain_reasons import plain_reason
 from flows.runs import cache, dvc_settings, git, ledger_mirror
 from flows.runs.dvc_command import DIGEST, open_repository
+from flows.runs.pipeline import recipe_values
 from params.schema.base import SOURCES
 
 PUSHED = Path(".beamline/pushed.json")  # address of a remote -> keys of the runs that it has
@@ -70,7 +71,7 @@ def _needed(locked: Mapping[str, Any], commit: str, recipe: str) -> Iterator[str
     outs = [out for stage in stages.values() for out in stage.get("outs", [])]
     digests = {out.get("md5") for out in outs if out["path"] not in in_git}
     for stage in stages.values() if digests else ():
-        values = stage.get("params", {}).get(f"params/{recipe}.yaml", {})
+        values = recipe_values(stage, recipe)
         digests.add((values.get("champion") or {}).get("digest"))
     digests |= set(_tracked(commit) if digests else ())
     yield from (str(digest) for digest in digests if DIGEST.fullmatch(str(digest)))

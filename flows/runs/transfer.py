@@ -12,6 +12,7 @@ from flows.host import files
 from flows.runs import bounded_yaml, cache, git
 from flows.runs.dvc_command import DIGEST, HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, locked, stages
+from params.recipe_files import whole_file
 from params.schema.champion import Champion
 
 NOT_IN_CACHE = "Checkout failed for following targets"  # what DVC says of missing files alone
@@ -108,7 +109,7 @@ def provide_inputs(recipe: str, worktree: Path, restored: Path) -> None:
     ``restored`` has the outs of the run. Raises RuntimeError with what is in neither cache nor
     remote.
     """
-    settings = _settings(worktree / f"params/{recipe}.yaml")
+    settings = _settings(whole_file(recipe, worktree / "params"))
     texts = {posixpath.normpath(text) for text in _texts(settings) if "/" in text}
     stages = {
         name: entry

@@ -92,7 +92,7 @@ def _obstacle(stage: pipeline.Stage) -> str | None:
     if transfer.default_remote() is None:
         return "DVC has no default remote to carry inputs (dvc remote add --default)"
     recipe = stage.name.split("@")[-1]
-    if differ := git.uncommitted(f"params/{recipe}.yaml"):
+    if differ := git.uncommitted(*pipeline.recipe_paths(recipe)):
         return f"this checkout differs from its last commit: {differ[0].strip()}"
     if loose := pipeline.belongings(stage.name).loose:
         return f"{loose[0]} is in neither git nor DVC"
@@ -120,9 +120,9 @@ def _request(name: str) -> dict[str, Any]:
     }
 
 
-def sent_files(name: str) -> tuple[str, str]:
-    """Return the paths that a request for a stage may have: its recipe and ``dvc.lock``."""
-    return f"params/{name.split('@')[-1]}.yaml", "dvc.lock"
+def sent_files(name: str) -> tuple[str, ...]:
+    """Return the paths that a request for a stage may have: its recipe's and ``dvc.lock``."""
+    return *pipeline.recipe_paths(name.split("@")[-1]), "dvc.lock"
 
 
 def _run_on_worker(stage: pipeline.Stage, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from flows.workers import configured_server
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.outages import AwayError, PrefectServer
+from params import recipe_files
 from params.schema.recipe import algorithm_of
 from tasks import recipes
 
@@ -50,7 +51,16 @@ def main(flow: Flow[..., Any]) -> NoReturn:
 
 
 def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
-    """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for."""
+    """Raise ValueError for an invalid recipe, or one whose ``stages`` the disk has no room for.
+
+    Also where DVC has read a whole file that is older than the recipe or its base.
+    """
+    if recipe_files.differs(recipe, Path("params")):
+        whole = recipe_files.whole_file(recipe, Path("params"))
+        raise ValueError(
+            f"{whole} is older than the recipe or its base, and DVC reads it: `beamline dvc repro "
+            f"...` or `make run RECIPE={recipe}` writes it anew"
+        )
     loaded_recipe = recipes.load(recipe, Path("params"))
     disk.check(recipe, loaded_recipe, algorithm_of(loaded_recipe, Path("params")), stages)
 

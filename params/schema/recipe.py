@@ -1,4 +1,4 @@
-"""A whole recipe: one complete file, ``params/<recipe>.yaml``, checked before any work starts."""
+"""A whole recipe, as ``params/<recipe>.yaml`` and its base say it, checked before any work."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from params import strict_yaml
 from params.schema.agent import Dialogue, EngineSettings, Sections
 from params.schema.algorithms import Algorithm, load_algorithms
-from params.schema.base import PARAMS, SOURCES, Frozen, Machine, NonNegative
+from params.schema.base import PARAMS, Frozen, Machine, NonNegative
 from params.schema.benchmarks import Benchmark, benchmark_of, load_benchmarks
 from params.schema.champion import Champion
 from params.schema.cold_start import ColdStart
@@ -209,36 +208,6 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
             "with the group_filter none",
         ),
     ]
-
-
-def names(folder: Path = PARAMS) -> list[str]:
-    """Return the names of the recipes in ``folder``, sorted."""
-    return sorted(p.stem for p in folder.glob("*.yaml") if p.stem not in TABLES)
-
-
-def read(name: str, folder: Path = PARAMS) -> dict[str, Any]:
-    """Return the parsed YAML of ``<folder>/<name>.yaml``.
-
-    Raises ValueError with file, reason and remedy: for an unknown recipe, invalid YAML, and an
-    older form.
-    """
-    if name == SOURCES.name:
-        raise ValueError(
-            f"a recipe can't be called '{name}': its outputs would be written to {SOURCES}/, where "
-            "your own files are; rename the recipe"
-        )
-    file = folder / f"{name}.yaml"
-    if not file.exists():
-        raise ValueError(
-            f"no recipe '{name}': {file} does not exist; recipes here: {names(folder)}"
-        )
-    values = strict_yaml.read(file)
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} is no recipe: write its sections as keys, as in {TABLES[0]}.yaml")
-    if changes := older_form(values):
-        lines = "\n".join(f"{file}: {change}" for change in changes)
-        raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")
-    return values
 
 
 def older_form(values: Any) -> list[str]:

@@ -7,6 +7,7 @@ names stand for.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from params import overrides, strict_yaml
+from params.recipe_files import Resolved, read, resolve
 from params.schema.agent import Agent
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.architectures import load_architectures
 from params.schema.base import PARAMS, Frozen
 from params.schema.prepare import PretrainedPolicy
 from params.schema.reading import validate
-from params.schema.recipe import Recipe, algorithm_of, named_sets, read
+from params.schema.recipe import Recipe, algorithm_of, named_sets
 from tasks import scorers
 from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
@@ -34,6 +36,7 @@ from tasks.tools.own_tool import offered, tool_kind
 from tasks.trees.labels import Labels
 
 KINDS: dict[str, Callable[[str], Any]] = {"tools": tool_kind, "environment": environment_kind}
+FAULTY_KEY = re.compile(r": (?:\w+ key )?'([^']+)'")  # in a fault
 SECTIONS = ("tools", "environment", "dialect")  # of a recipe, each a mapping by name
 
 
@@ -42,7 +45,11 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
 
     Raises ValueError with file, key, value and remedy, one line for each fault.
     """
-    recipe = check(read(name, folder), file := str(folder / f"{name}.yaml"))
+    written, file = resolve(name, folder), str(folder / f"{name}.yaml")
+    try:
+        recipe = check(written.values, file)
+    except ValueError as error:
+        raise ValueError(_in_their_files(str(error), file, written)) from None
     if faults := scorers.scorer_faults(scorers_of(recipe, folder)):
         raise ValueError("\n".join(f"{folder / 'benchmarks.yaml'}, {line}" for line in faults))
     faults = judging.faults(recipe, name, folder) + _unjudged(recipe, folder)
@@ -50,6 +57,16 @@ def load(name: str, folder: Path = PARAMS) -> Recipe:
         raise ValueError("\n".join(f"{file}: {line}" for line in faults))
     algorithm_of(recipe, folder)
     return recipe
+
+
+def _in_their_files(faults: str, file: str, written: Resolved) -> str:
+    """Return faults of a recipe, each with the file that says so: its own or that of a base."""
+    lines = []
+    for line in faults.splitlines():
+        key = FAULTY_KEY.match(line.removeprefix(file))
+        origin = written.origin(key[1].split(".")) if key else file
+        lines.append(f"{origin}{line.removeprefix(file)}" if line.startswith(file) else line)
+    return "\n".join(lines)
 
 
 def _layer_faults(recipe: Recipe, folder: Path) -> list[str]:

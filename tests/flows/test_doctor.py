@@ -349,7 +349,7 @@ def test_changed_file_of_the_cache_is_deleted(look, cached):
 
 
 def test_links_to_edited_outs_become_copies(project, look, cached):
-    text, out = Path("dvc.yaml").read_text(), "        - data/${item}/first"
+    text, out = Path("dvc.yaml").read_text(), "        - data/${key}/first"
     head, _, tail = text.rpartition(out)  # the last one is an out, the other a dependency
     Path("dvc.yaml").write_text(f"{head}{out}:\n            persist: true{tail}")
     found_and_cleared(look, "unsafe cache: cache.type links outs that stages edit in place")

@@ -9,6 +9,7 @@ import yaml
 from flows.commands import plan as command
 from flows.host import disk, gpu_cards
 from flows.host.gpu_cards import CARDS, GIB, Card
+from params import recipe_files
 from params.schema import recipe as schema
 from tasks.recipes import load as settings_of
 from tests import toy_project as toy
@@ -44,7 +45,7 @@ def rewritten(folder, name, **changes):
     file.write_text(yaml.dump(values))
 
 
-@pytest.mark.parametrize("name", schema.names())
+@pytest.mark.parametrize("name", recipe_files.names())
 def test_every_recipe_fits_or_is_refused_with_a_reason(capsys, name):
     status, text = said(capsys, name, "--card", *CARDS)
     fits = [f"{card.name}: fits: " in text for card in CARDS.values()]

@@ -238,7 +238,7 @@ def test_a_clone_verifies_a_run_that_was_compared_with_a_champion(
     (folder / "first.py").write_text(CHAMPION)
     pipeline = yaml.safe_load((folder / "dvc.yaml").read_text())
     del pipeline["stages"]["later"]
-    pipeline["stages"]["first"]["do"]["outs"] = ["models/${item}/champion"]
+    pipeline["stages"]["first"]["do"]["outs"] = ["models/${key}/champion"]
     (folder / "dvc.yaml").write_text(yaml.safe_dump(pipeline))
     monkeypatch.chdir(folder)
     (tmp_path / "policy").mkdir()

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from params import recipe_files
 from params.schema import recipe as schema
 from params.schema.addresses import SERVERS
 from params.schema.algorithms import load_algorithms
@@ -21,7 +22,7 @@ from tasks import recipes
 from tasks.questions.computation import ComputationExpert
 from tests.params.edits import REMOVED, edited
 
-FILES = {name: yaml.safe_load((PARAMS / f"{name}.yaml").read_text()) for name in schema.names()}
+FILES = {name: recipe_files.read(name) for name in recipe_files.names()}
 TINY = FILES["tiny"]
 PYTHON = TINY["tools"]
 ENCYCLOPEDIA = {

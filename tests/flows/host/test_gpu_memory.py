@@ -14,7 +14,7 @@ from flows.host import gpu_cards, gpu_memory, gpu_seconds, model_shape, remedies
 from flows.host.gpu_cards import CARDS, GIB, Card
 from flows.host.gpu_memory import FULL, HALF
 from flows.host.model_shape import shape_of
-from params.schema import recipe as schema
+from params import recipe_files
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
@@ -107,7 +107,7 @@ def test_shape_is_that_of_the_real_model(kind, tied):
 
 
 def test_every_recipe_has_a_shape_without_a_download():
-    for name in schema.names():
+    for name in recipe_files.names():
         recipe = settings_of(name)
         assert shape_of(model_shape.config_of(recipe), recipe.lora).weights > 10_000
 

@@ -103,9 +103,9 @@ def test_only_branches_of_the_recipe_count(ran):
 def test_champion_alone_is_nothing_new(ran):
     stage = (
         "  champion:\n    foreach: ${recipes}\n    do:\n"
-        "      cmd: mkdir -p data && touch data/champion-${item}\n"
-        "      params:\n        - params/${item}.yaml:\n            - champion\n"
-        "      outs:\n        - data/champion-${item}\n"
+        "      cmd: mkdir -p data && touch data/champion-${key}\n"
+        "      params:\n        - ${item}:\n            - champion\n"
+        "      outs:\n        - data/champion-${key}\n"
     )
     Path("dvc.yaml").write_text(Path("dvc.yaml").read_text() + stage)
     keep_run(ran, "runs/toy-20261122-b")
@@ -176,8 +176,8 @@ def test_run_folders_are_the_outs_of_the_stages():
         do = stage["do"]
         for out in [*do["outs"], *do.get("metrics", []), *do.get("plots", [])]:
             outs.add(next(iter(out)) if isinstance(out, dict) else out)
-    named = {Path(path.format("${item}")) for path in OUTS.values()}
-    folders = RunFolders("${item}")
+    named = {Path(path.format("${key}")) for path in OUTS.values()}
+    folders = RunFolders("${key}")
     named |= {folders.gates(stage) for stage in ("prepare", "reinforce")}
     named |= {folders.records(stage) for stage in STAGES if stage not in ("champion", "verdict")}
     rooms = {folders.data, folders.models, folders.reports}

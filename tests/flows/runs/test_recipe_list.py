@@ -1,4 +1,4 @@
-"""A recipe's name enters the list in dvc.yaml, and nothing else in the file changes."""
+"""Recipes enter the lists that DVC reads, and nothing else in these files changes."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -9,60 +9,77 @@ import yaml
 
 from flows.commands import retrain
 from flows.runs import recipe_list
-from tests.toy_project import ROOT
 
-TAIL = "\n# the stages\nstages:\n  first: {foreach: '${recipes}'}\n"
+TAIL = "\nstages:\n  first: {foreach: '${recipes}'}\n"
+PIPELINE = f"vars:\n  - other: 1\n  - recipes:\n      a: params/a.yaml # kept\n{TAIL}"
+HEAD = recipe_list.HEAD
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("params").mkdir()
+    Path("dvc.yaml").write_text(PIPELINE)
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("  - a # kept\n  - b # too\n", "  - a # kept\n  - b # too\n  - mine\n"),
-        ("    - 'a'\n\n    # last\n    - b\n", "    - 'a'\n\n    # last\n    - b\n    - mine\n"),
-        (" [a, b]  # c\n", " [a, b, mine]  # c\n"),
-        (" [\n    a,\n    b\n  ]\n", " [\n    a,\n    b, mine\n  ]\n"),
+        (None, f"{HEAD}recipes:\n  mine: params/mine.yaml\n"),
+        ("x: 1 # x\n", "x: 1 # x\nrecipes:\n  mine: params/mine.yaml\n"),
+        (
+            "recipes:\n    b: params/b.yaml # b\n\n# last\nx: 1\n",
+            "recipes:\n    b: params/b.yaml # b\n    mine: params/mine.yaml\n\n# last\nx: 1\n",
+        ),
+        ("recipes: {b: c} # b\n", "recipes: {b: c, mine: params/mine.yaml} # b\n"),
+        ("recipes: {}\n", "recipes: {mine: params/mine.yaml}\n"),
     ],
 )
-def test_name_is_added_in_any_layout(before, after):
-    head = "# stages of a run\nvars:\n- other: 1\n- recipes:"
-    before, after = (
-        head + ("\n" if "-" in part[:8] else "") + part + TAIL for part in (before, after)
-    )
-    recipe_list.PIPELINE.write_text(before)
-    was = recipe_list.PIPELINE.stat().st_ino
-    assert recipe_list.add_to_pipeline("mine")
-    assert recipe_list.PIPELINE.read_text() == after
-    assert recipe_list.PIPELINE.stat().st_ino != was, "another file in its place, never half of one"
-    assert not recipe_list.add_to_pipeline("mine")
-    assert recipe_list.PIPELINE.read_text() == after
+def test_own_recipe_is_listed_in_any_layout(before, after):
+    if before is not None:
+        recipe_list.OWN.write_text(before)
+    assert recipe_list.add_to_pipeline("mine") == recipe_list.OWN
+    assert recipe_list.OWN.read_text() == after
+    assert recipe_list.add_to_pipeline("mine") is None
+    assert recipe_list.OWN.read_text() == after and Path("dvc.yaml").read_text() == PIPELINE
     assert not list(Path().glob("*.partial")) + list(Path().glob(".*.partial"))
 
 
+def test_recipe_that_gets_a_base_is_read_from_its_whole_file():
+    for name, file in (("a", "dvc.yaml"), ("mine", "params.yaml")):
+        Path(f"params/{name}.yaml").write_text("seed: 1\n")
+        recipe_list.add_to_pipeline(name)
+        Path(f"params/{name}.yaml").write_text("base: tiny\n")
+        assert recipe_list.add_to_pipeline(name) == Path(file)
+        assert f"{name}: params/resolved/{name}.yaml" in Path(file).read_text()
+        assert recipe_list.add_to_pipeline(name) is None
+    assert Path("dvc.yaml").read_text() == PIPELINE.replace("params/a", "params/resolved/a")
+
+
 def test_name_that_looks_like_a_number_is_quoted():
-    recipe_list.PIPELINE.write_text("vars:\n  - recipes:\n      - a\n" + TAIL)
     recipe_list.add_to_pipeline("1")
-    assert yaml.safe_load(recipe_list.PIPELINE.read_text())["vars"] == [{"recipes": ["a", "1"]}]
+    listed = yaml.safe_load(recipe_list.OWN.read_text())
+    assert listed == {"recipes": {"1": "params/1.yaml"}}
 
 
-@pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n  - recipes: []\n", "vars:\n- a.yaml\n"])
+@pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n  - recipes: [a]\n", "vars:\n- a.yaml\n"])
 def test_pipeline_without_a_list_stays(text):
-    recipe_list.PIPELINE.write_text(text)
-    assert not recipe_list.add_to_pipeline("mine")
-    assert recipe_list.PIPELINE.read_text() == text
+    Path("dvc.yaml").write_text(text)
+    assert recipe_list.add_to_pipeline("mine") is None
+    assert Path("dvc.yaml").read_text() == text and not recipe_list.OWN.exists()
+
+
+def test_unsound_list_is_refused_by_name():
+    recipe_list.OWN.write_text("recipes: {\n")
+    with pytest.raises(ValueError, match=r"params\.yaml is not valid YAML"):
+        recipe_list.add_to_pipeline("mine")
 
 
 def test_recipes_added_at_once_are_all_there():
-    recipe_list.PIPELINE.write_text((ROOT / "dvc.yaml").read_text())
     names = [f"mine-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(recipe_list.add_to_pipeline, names))
-    [listed] = yaml.safe_load(recipe_list.PIPELINE.read_text())["vars"]
-    assert set(names) < set(listed["recipes"])
+    assert set(names) == set(yaml.safe_load(recipe_list.OWN.read_text())["recipes"])
 
 
 def test_run_here_adds_a_recipe_that_has_a_file(project, capsys):
@@ -76,4 +93,6 @@ def test_run_here_adds_a_recipe_that_has_a_file(project, capsys):
     assert retrain.main(["mine", "--here"]) == 2
     said = capsys.readouterr()
     assert "added mine" in said.out and "no_such_key" in said.err
-    assert yaml.safe_load(Path("dvc.yaml").read_text())["vars"] == [{"recipes": ["toy", "mine"]}]
+    assert yaml.safe_load(Path("params.yaml").read_text())["recipes"] == {
+        "mine": "params/mine.yaml"
+    }

@@ -32,6 +32,7 @@ def test_worktree_shares_cache_remote_and_sources(ran, place):
     assert pipeline.kept_in_git("toy", place) == [
         "dvc.lock",
         "params/toy.yaml",
+        "params/resolved/toy.yaml",
         "params/algorithms.yaml",
         "reports/toy/table.md",
     ]
@@ -73,7 +74,11 @@ def test_run_cache_is_shared_until_it_is_hidden(ran, place, capfd):
 def test_inputs_that_a_run_has_not_made_need_no_remote_afterwards(ran, place):
     """A file that DVC tracks, the out of another recipe, and a champion that no remote has."""
     pipeline_file = place / "dvc.yaml"
-    pipeline_file.write_text(pipeline_file.read_text().replace("- toy", "- toy\n      - other"))
+    pipeline_file.write_text(
+        pipeline_file.read_text().replace(
+            "toy: params/toy.yaml", "toy: params/toy.yaml\n      other: params/other.yaml"
+        )
+    )
     lock = yaml.safe_load((place / "dvc.lock").read_text())
     others = yaml.safe_load(yaml.safe_dump(lock["stages"]).replace("toy", "other"))
     lock["stages"] |= others

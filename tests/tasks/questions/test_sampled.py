@@ -2,7 +2,7 @@
 
 import pytest
 
-from params.schema import recipe as schema
+from params import recipe_files
 from tasks.recipes import check
 
 SAMPLED = {
@@ -19,7 +19,7 @@ SAMPLED = {
 
 def recipe(expert, cold_start=True):
     """The recipe smoke with another expert, and without its cold start."""
-    values = schema.read("smoke")
+    values = recipe_files.read("smoke")
     values["prepare"]["expert"] = expert
     if not cold_start:
         values["cold_start"] = None

@@ -1,0 +1,47 @@
+"""Print the engine and the worlds that a recipe names, by itself or by its bases.
+
+Make asks before anything is installed, so this needs Python alone: it reads no YAML, but the lines
+of two sections. ``python3 .ci/needs.py params/tiny.yaml`` prints "transformers".
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST = 8  # files; params/recipe_files.py refuses a chain long before
+BASE = re.compile(r"^base: *['\"]?([\w.-]+)", re.MULTILINE)
+KIND = re.compile(r"\bkind: *['\"]?(\w+)")
+
+
+def texts(file: Path) -> Iterator[str]:
+    """Yield the text of a recipe, of its base, and of that one's."""
+    for _ in range(LONGEST):
+        if not file.is_file():
+            return
+        text = file.read_text(errors="replace")
+        yield text
+        if not (base := BASE.search(text)):
+            return
+        file = file.with_name(f"{base[1]}.yaml")
+
+
+def section(text: str, name: str) -> str | None:
+    """Return what stands below or behind a key at the top, without comments; None without it."""
+    plain = re.sub(r"(^|\s)#.*", "", text)
+    found = re.search(rf"^{name}:(.*(?:\n(?![\w'\"]).*)*)", plain, re.MULTILINE)
+    return found[1] if found else None
+
+
+def named(file: Path) -> list[str]:
+    """Return the engine's kind, and "household" where that is the world."""
+    every = list(texts(file))
+    engines = [section(text, "engine") or "" for text in every]
+    kinds = [kind[1] for engine in engines if (kind := KIND.search(engine))]
+    worlds = [world for text in every if (world := section(text, "environment")) is not None]
+    household = re.search(r"\bhousehold['\"]?:", worlds[0]) if worlds else None
+    return kinds[:1] + (["household"] if household else [])
+
+
+if __name__ == "__main__":
+    print(*named(Path(sys.argv[1])))
