@@ -28,6 +28,7 @@ from flows.workers.stage import call, explained, run_tags
 from params.run_folders import RunFolders
 from params.schema.base import Machine
 from params.schema.recipe import Recipe
+from params.whole_file import whole_file
 from tasks import recipes
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def retrain(recipe: str = "tiny") -> None:
     checked = recipes.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with pipeline_run(recipe, checked, run_tags()) as run:
+        run.log_file(whole_file(recipe, Path("params")))
         seconds: dict[str, float] = {}
         for stage in stages:
             began = time.monotonic()

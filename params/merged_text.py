@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from params import strict_yaml
-from params.merging import BASE, Path, Way, is_dropped, way_of, whole
+from params.merging import Path, Way, is_dropped, way_of, whole
+from params.whole_file import BASE
 
 WORD = re.compile(r"[A-Za-z_][\w-]*")  # a key that needs no quotes anywhere
 NUMBER = re.compile(r"[-+.\d][\w.+-]*")  # a scalar that is written the same way everywhere

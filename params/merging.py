@@ -13,10 +13,10 @@ from enum import Enum
 from typing import Any
 
 from params.schema.defaults import defaults, in_defaults
+from params.whole_file import BASE
 
 Path = tuple[str, ...]  # of a key: ("reinforce", "update", "learning_rate")
 
-BASE = "base"  # the key that names another recipe
 KINDS = ("kind", "source")  # keys that decide which others a section has
 NAMED = ("tools", "environment", "dialect")  # sections with entries by name
 ONE_NAME = ("environment", "dialect")  # of these, sections with one entry at most

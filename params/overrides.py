@@ -19,8 +19,9 @@ from typing import Any
 import yaml
 
 from params import recipe_files, strict_yaml
-from params.merging import BASE, merge
+from params.merging import merge
 from params.schema.defaults import defaults, in_defaults
+from params.whole_file import BASE
 
 OF_ROW = "algorithm."  # prefix of a choice of the recipe's algorithm
 WHOLE = ", or give a section that is left out as a whole: <section>={key: value}"

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from params import merged_text, strict_yaml, suggestions
-from params.merging import BASE, merge
+from params.merging import merge
 from params.schema.base import PARAMS, SOURCES
 from params.schema.defaults import ENTRY, defaults
 from params.schema.recipe import TABLES, older_form
+from params.whole_file import BASE, RESOLVED, whole_file
 
-RESOLVED = "resolved"  # folder of the whole files, below params/
 MISSING = object()  # there is no such key
 MOST_BASES = 3  # one above the other
 GENERATED = "# Generated from {} by `python -m flows.recipe {} --write`: edit these instead."
@@ -92,6 +92,18 @@ class Resolved:
         ]
         return files[max(changed, default=0)] if values[-1] is not MISSING or changed else files[-1]
 
+    def changes(self) -> Iterator[str]:
+        """Yield a line for each value that differs from the base's, with the file that says it."""
+        if not self.has_base:
+            yield f"{self.chain[0].file} has no base: it is the whole recipe"
+            return
+        yield "# " + " <- ".join(written.file.as_posix() for written in reversed(self.chain))
+        differences = self.differences()
+        for each in differences:
+            yield f"{each.key}: {shown(each.value)}  # {each.file}; was {shown(each.before)}"
+        if not differences:
+            yield "nothing differs"
+
     def differences(self) -> list[ChangedKey]:
         """Return what differs from the last base, in the order of the whole file."""
         before, now = (dict(_flat(values)) for values in (self.chain[-1].values, self.values))
@@ -102,6 +114,11 @@ class Resolved:
             )
             for path in paths
         ]
+
+
+def shown(value: Any) -> str:
+    """Return a value as one line."""
+    return "nothing" if value is MISSING else json.dumps(value, ensure_ascii=False)
 
 
 def names(folder: Path = PARAMS) -> list[str]:
@@ -202,20 +219,6 @@ def _flat(values: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 # ---------------------------------------------------------------- the whole file
 
 
-def whole_file(name: str, folder: Path = PARAMS) -> Path:
-    """Return the file with the whole recipe, which DVC reads; it may not be up to date."""
-    file = folder / f"{name}.yaml"
-    resolved = folder / RESOLVED / file.name
-    return resolved if file.exists() and says_base(file) else file
-
-
-def says_base(file: Path) -> bool:
-    """Return whether a file of params/ names a base; cheap, for files that may be unsound."""
-    return any(
-        line.startswith(f"{BASE}:") for line in file.read_text(errors="replace").splitlines()
-    )
-
-
 def is_stale(name: str, folder: Path = PARAMS) -> bool:
     """Return whether the whole file says something else than the recipe and its bases."""
     whole = whole_file(name, folder)
@@ -256,8 +259,3 @@ def differs(name: str, folder: Path = PARAMS) -> bool:
         return False
     now = strict_yaml.parse(resolve(name, folder).text(), str(whole))
     return not whole.exists() or strict_yaml.read(whole) != now
-
-
-def shown(value: Any) -> str:
-    """Return a value as one line."""
-    return "nothing" if value is MISSING else json.dumps(value, ensure_ascii=False)

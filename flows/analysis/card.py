@@ -19,6 +19,7 @@ from flows.runs import cache, git, pipeline
 from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema.defaults import defaults
+from params.whole_file import whole_file
 
 # stages whose outs have digests
 MADE_BY = ("prepare", "cold_start", "reward_model", "reinforce", "evaluate")
@@ -36,7 +37,7 @@ def written(recipe: str, license: str | None = None) -> str:
     ``license``: an identifier of the hub, such as apache-2.0. Raises ValueError where the recipe
     has not run, or the policy or the recipe are not those in dvc.lock.
     """
-    file = recipe_files.whole_file(recipe, Path("params"))
+    file = whole_file(recipe, Path("params"))
     written = recipe_files.resolve(recipe, Path("params"))
     settings = written.values
     locked = _checked(recipe, file, settings)

@@ -15,29 +15,15 @@ from pathlib import Path
 from flows import end_import_phase, exit_fast
 from flows.runs import recipe_list
 from params import recipe_files
-from params.recipe_files import Resolved, shown
+from params.whole_file import whole_file
 
 PARAMS = Path("params")
-
-
-def changed(recipe: Resolved) -> Iterator[str]:
-    """Yield a line for each value that differs from the base, with the file that says it."""
-    if not recipe.has_base:
-        yield f"{recipe.chain[0].file} has no base: it is the whole recipe"
-        return
-    chain = " <- ".join(written.file.as_posix() for written in reversed(recipe.chain))
-    yield f"# {chain}"
-    differences = recipe.differences()
-    for each in differences:
-        yield f"{each.key}: {shown(each.value)}  # {each.file}; was {shown(each.before)}"
-    if not differences:
-        yield "nothing differs"
 
 
 def write(name: str) -> Iterator[str]:
     """Write the whole file and the entry of the pipeline; yield a line for each that changed."""
     listed = recipe_list.add_to_pipeline(name)
-    whole = recipe_files.whole_file(name, PARAMS)
+    whole = whole_file(name, PARAMS)
     if recipe_files.refresh(name, PARAMS):
         yield f"wrote {whole}" if whole.parent != PARAMS else f"removed the whole file of {name}"
     if listed:
@@ -60,7 +46,7 @@ def main(arguments: list[str]) -> int:
         if args.write:
             lines = list(write(args.recipe)) or [f"{args.recipe} is written already"]
         elif args.changed:
-            lines = list(changed(recipe))
+            lines = list(recipe.changes())
         else:
             lines = [recipe.text().rstrip("\n")]
     except ValueError as error:

@@ -11,6 +11,7 @@ from typing import Any
 from flows.tracking import comparison_report, curve_file
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
+from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
 from tasks.evaluate import MEASURES
@@ -26,6 +27,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
     measured = _json(reports / "metrics.json")
     panel, gained = measured.pop("panel", None), measured.pop("differences", {})
     verdict = _json(reports / "verdict.json")
+    written = recipe_files.resolve(name, Path("params"))
     rollout, algorithm = recipe.reinforce.rollout, algorithm_of(recipe, Path("params"))
     return {
         "results": [
@@ -43,6 +45,8 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         else "",
         "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
         "curve": curve_file.read(RunFolders(name).curve),
+        "recipe_text": written.text(),
+        "recipe_changed": list(written.changes()) if written.has_base else [],
         "algorithm": recipe.reinforce.algorithm,
         "branching": algorithm.branching,
         "rule": {

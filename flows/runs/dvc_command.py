@@ -26,7 +26,6 @@ from flows.host import files, processes
 from flows.host.addresses import without_password
 from flows.host.parents import PARENT, die_with_parent
 from flows.runs import dvc_settings, earlier_outs, git
-from params import recipe_files
 
 HERE = Path()
 DIGEST = re.compile(r"[0-9a-f]{32}(\.dir)?")  # of DVC; a path in its cache is made of it
@@ -160,6 +159,8 @@ def _dvc(arguments: list[str]) -> int:
         del arguments[:2]
     git.forget_other_repositories()
     if by_hand:
+        from params import recipe_files  # half a second, which only a person's call needs
+
         recipe_files.refresh_all(Path("params"))
     from dvc.cli import main
     from dvc.ui import ui

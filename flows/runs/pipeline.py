@@ -15,7 +15,7 @@ from typing import Any
 from flows.runs import bounded_yaml, git
 from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, modified, open_repository
 from flows.runs.stage_reasons import Params, reasons
-from params.recipe_files import RESOLVED, whole_file
+from params.whole_file import RESOLVED, whole_file
 
 PIPELINE = "dvc.yaml"
 

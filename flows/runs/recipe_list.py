@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from flows.host import files
-from params.recipe_files import whole_file
+from params.whole_file import whole_file
 
 PIPELINE = Path("dvc.yaml")
 OWN = Path("params.yaml")

@@ -12,8 +12,8 @@ from flows.host import files
 from flows.runs import bounded_yaml, cache, git
 from flows.runs.dvc_command import DIGEST, HERE, dvc_quietly, modified, open_repository, supervise
 from flows.runs.pipeline import belongings, is_done, locked, stages
-from params.recipe_files import whole_file
 from params.schema.champion import Champion
+from params.whole_file import whole_file
 
 NOT_IN_CACHE = "Checkout failed for following targets"  # what DVC says of missing files alone
 

@@ -33,6 +33,7 @@ from flows.workers.connection import name_process, prefect_server
 from flows.workers.outages import AwayError, PrefectServer
 from params import recipe_files
 from params.schema.recipe import algorithm_of
+from params.whole_file import whole_file
 from tasks import recipes
 
 LATE_RECORD_TIMEOUT = 2.0  # seconds, where the server was lost before
@@ -56,7 +57,7 @@ def check(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     Also where DVC has read a whole file that is older than the recipe or its base.
     """
     if recipe_files.differs(recipe, Path("params")):
-        whole = recipe_files.whole_file(recipe, Path("params"))
+        whole = whole_file(recipe, Path("params"))
         raise ValueError(
             f"{whole} is older than the recipe or its base, and DVC reads it: `beamline dvc repro "
             f"...` or `make run RECIPE={recipe}` writes it anew"

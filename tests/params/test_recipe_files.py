@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from params import merged_text, overrides, recipe_files, strict_yaml
 from params.merging import merge
-from params.recipe_files import MISSING, RESOLVED
+from params.recipe_files import MISSING
 from params.schema.base import PARAMS
 from params.schema.defaults import defaults
+from params.whole_file import RESOLVED, whole_file
 from tasks import recipes
 
 NEEDS = PARAMS.parent / ".ci" / "needs.py"
@@ -159,7 +160,7 @@ def test_whole_file_holds_what_the_recipe_holds(folder):
 def test_refreshed_where_recipe_or_base_changes(folder):
     (folder / "mine.yaml").write_text("base: tiny\n")
     whole = folder / RESOLVED / "mine.yaml"
-    assert recipe_files.whole_file("mine", folder) == whole
+    assert whole_file("mine", folder) == whole
     assert recipe_files.differs("mine", folder) and recipe_files.refresh("mine", folder)
     assert not recipe_files.refresh("mine", folder) and not recipe_files.differs("mine", folder)
     base = (folder / "tiny.yaml").read_text()
@@ -168,7 +169,7 @@ def test_refreshed_where_recipe_or_base_changes(folder):
     assert strict_yaml.read(whole)["seed"] == 4
     (folder / "mine.yaml").write_text(base)
     assert recipe_files.refresh("mine", folder) and not whole.exists()
-    assert recipe_files.whole_file("mine", folder) == folder / "mine.yaml"
+    assert whole_file("mine", folder) == folder / "mine.yaml"
     assert not recipe_files.refresh("mine", folder)
 
 
