@@ -20,6 +20,13 @@ HOW_TO_WRITE = {  # by pydantic's type of fault
     "bool_type": "write true or false",
     "string_type": "put it in quotes",
 }
+# Keys without a default that recipes of earlier versions lack: what happened without them.
+HAPPENED_BEFORE = {
+    "dialect": "{tags: {}}",
+    "engine": "{kind: transformers, memory: 1.0}",
+    "environment.household.held_out": "0.5",
+    "reward_model.scored": "all",
+}
 
 
 def read_table(file: Path, model: type[Section]) -> dict[str, Section]:
@@ -81,13 +88,22 @@ def _explain(fault: Any, unions: list[tuple[str, ...]], at: tuple[str, ...]) -> 
     key = ".".join([*at, *path])
     remedies = {
         "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
-        "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)",
+        "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)"
+        + _before(key),
     }
     value = "" if isinstance(fault["input"], dict) else f" = {_shown(fault['input'])}"
     where = f"'{key}'{value}: " if key else ""
     how = f": {HOW_TO_WRITE[fault['type']]}" if fault["type"] in HOW_TO_WRITE else ""
     message = f"{where}{fault['msg'].removeprefix('Value error, ')}{how}"
     return remedies.get(fault["type"], message)
+
+
+def _before(key: str) -> str:
+    """Return how a recipe writes what happened before there was a key; "" for most keys."""
+    if key not in HAPPENED_BEFORE:
+        return ""
+    name = key.rpartition(".")[2]
+    return f"; '{name}: {HAPPENED_BEFORE[key]}' is what happened before there was the key"
 
 
 def _shown(value: Any) -> str:

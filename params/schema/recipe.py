@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from params.schema.cold_start import ColdStart
 from params.schema.evaluate import Evaluate
 from params.schema.judge import Judge
 from params.schema.prepare import BenchmarkQuestions, Prepare
+from params.schema.reading import HAPPENED_BEFORE
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.reward_model import LEAST_LABELLED, RewardModel
 from params.schema.verdict import Verdict
@@ -25,6 +27,12 @@ REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  
 NEED_SCORES = ("answer", "many_tools", "scorer")  # parts of the reward
 LONGEST_LINE = 400  # characters of a line that a run prints
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
+SOURCES_BEFORE = "questions/"  # where files of a user's own were
+PATHS_BEFORE = {  # keys of older recipes that name such files -> these keys today
+    "prepare.intake.folder": "prepare.intake.folder",
+    "prepare.expert.file": "prepare.expert.file",
+    "search.corpus": "tools.search.corpus",
+}
 
 
 def _one_line(text: str | None) -> str | None:
@@ -62,6 +70,15 @@ class Recipe(Frozen):
     reinforce: Reinforce
     evaluate: Evaluate
     verdict: Verdict
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_keys_that_said_nothing(cls, values: Any) -> Any:
+        """Leave out keys of older recipes where their value is that of not having them."""
+        if _at(values, "engine.server", "") is not None:
+            return values
+        engine = {key: value for key, value in values["engine"].items() if key != "server"}
+        return {**values, "engine": engine}
 
     @model_validator(mode="after")
     def _context_covers_response(self) -> Recipe:
@@ -225,7 +242,50 @@ def older_form(values: Any) -> list[str]:
             changes.append(f"move the section '{name}' into 'tools', as 'tools.{name}'")
         elif name in values:
             changes.append(f"remove the section '{name}': the agent does not have this tool")
-    return [*changes, *_older_reward(values.get("reinforce"))]
+    changes += [*_older_reward(values.get("reinforce")), *_older_server(values)]
+    changes += _older_paths(values)
+    return [*changes, *(_keys_since(values) if changes else [])]
+
+
+def _older_server(values: Any) -> list[str]:
+    """Return how the one server of older recipes is written now."""
+    server = _at(values, "engine.server")
+    if server is None:
+        return []
+    return [
+        f"write 'engine.servers: [{server}]' in place of 'engine.server', and start that server "
+        "again, with a token (docs/vllm.md)"
+    ]
+
+
+def _older_paths(values: Any) -> list[str]:
+    """Return where files are now that older recipes name."""
+    paths = {key: _at(values, key) for key in PATHS_BEFORE}
+    return [
+        f"write '{PATHS_BEFORE[key]}: data/sources/{path.removeprefix(SOURCES_BEFORE)}', and move "
+        f"it there from {path}"
+        for key, path in paths.items()
+        if isinstance(path, str) and path.startswith(SOURCES_BEFORE)
+    ]
+
+
+def _keys_since(values: Mapping[str, Any]) -> list[str]:
+    """Return the sections that a whole recipe of an older form lacks, as it acted without them."""
+    lacking = [key for key in HAPPENED_BEFORE if "." not in key and key not in values]
+    return [
+        f"add '{key}: {HAPPENED_BEFORE[key]}', which is what happened before there was the section"
+        for key in lacking
+        if "base" not in values
+    ]
+
+
+def _at(values: Any, key: str, default: Any = None) -> Any:
+    """Return the value of a key such as "engine.server"; ``default`` where there is none."""
+    for part in key.split("."):
+        if not isinstance(values, dict) or part not in values:
+            return default
+        values = values[part]
+    return values
 
 
 def _older_reward(reinforce: Any) -> list[str]:

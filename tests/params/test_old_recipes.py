@@ -1,19 +1,43 @@
-"""Recipes of earlier commits, which lack keys of today, load and are planned as they are."""
+"""Recipes of earlier versions load and are planned as they are, or are refused with each change."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.commands import plan
 from flows.host import gpu_cards
+from params import recipe_files
 from params.schema.base import PARAMS
 from tasks import recipes
+from tests.params.edits import edited
 
-# Taken with `git show <commit>:params/<recipe>.yaml`, from the commits before reward_model and
-# before turns_per_policy were added, and from the oldest one whose keys all have their names of
-# today.
-OLD = sorted(Path(__file__).with_name("old").glob("*/*.yaml"))
+# Taken with `git show <commit>:params/<recipe>.yaml`, from the oldest commit with own/, the last
+# one before judge, the oldest one whose keys all have their names of today, and the last ones
+# before reward_model and before turns_per_policy.
+COMMITS = ["8af0e79", "8cdb6d7", "b134764", "7bbe760", "b98cdff"]
+FIRST = "7530f30"  # the version 0.1.0
+FILES = Path(__file__).with_name("old")
+OLD = sorted(file for commit in COMMITS for file in (FILES / commit).glob("*.yaml"))
+# What a later version has set in its own recipe, with the value of a recipe that does not say it.
+SET_SINCE = {"8af0e79": {"reinforce__validation": None}}
+PYTHON = {
+    **{"sandbox": "auto", "cpu_seconds": 1, "wall_seconds": 20.0, "memory_mib": 256},
+    **{"processes": 8, "file_mib": 4, "output_characters": 2000},
+}
+SEARCH = {
+    **{"corpus": None, "results": 1, "snippet_words": 24, "query_characters": 400},
+    **{"k1": 1.2, "b": 0.75},
+}
+BONUS = {"smoke": 0.1, "tiny-search": 0.0}
+TOOLS = {"smoke": {"python": PYTHON}, "tiny-search": {"python": PYTHON, "search": SEARCH}}
+CHANGES = [  # of a recipe of the version 0.1.0, in the order of the message
+    *("remove 'dialogue.tools'", "move the section 'python' into 'tools'"),
+    *("section 'search'", "write 'reinforce.reward' as a list"),
+    *("write 'prepare.intake.folder: data/sources/intake/", "add 'dialect: {tags: {}}'"),
+]
 
 
 @pytest.fixture
@@ -25,8 +49,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "params"
 
 
-def test_there_are_recipes_of_three_commits():
-    assert len({file.parent.name for file in OLD}) == 3
+def write(folder, name, values):
+    """Write the whole file of a recipe."""
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+
+
+def test_there_are_recipes_of_each_commit():
+    assert [file.parent.name for file in OLD if file.stem == "smoke"] == sorted(COMMITS[:3])
+    assert {file.parent.name for file in OLD} == set(COMMITS)
 
 
 @pytest.mark.parametrize("file", OLD, ids=lambda file: f"{file.parent.name}-{file.stem}")
@@ -35,11 +65,71 @@ def test_old_recipe_is_that_of_today_and_planned_alike(folder, capsys, file):
         status = plan.main([file.stem])
         return status, capsys.readouterr().out
 
+    if since := SET_SINCE.get(file.parent.name):
+        write(folder, file.stem, edited(recipe_files.read(file.stem, folder), since))
     today, plan_of_today = recipes.load(file.stem, folder), planned()
     assert plan_of_today[0] == 0
     shutil.copy(file, folder)
     assert "reward_model" not in (folder / file.name).read_text()
     old = recipes.load(file.stem, folder)
-    assert old == today
+    assert old == today.model_copy(update={"expect": None})
     assert old.model_dump_json() == today.model_dump_json(), "another key of the ledger"
     assert planned() == plan_of_today
+
+
+def test_server_that_says_nothing_may_stand_beside_the_servers_of_today(folder):
+    today = recipe_files.read("tiny", folder)
+    write(folder, "mine", edited(today, {"engine__server": None}))
+    assert recipes.load("mine", folder) == recipes.load("tiny", folder)
+
+
+def test_server_of_an_older_recipe_is_told_its_key_of_today(folder):
+    values = recipe_files.read("tiny", folder)
+    write(folder, "mine", edited(values, {"engine__server": "http://gpu-2:8000"}))
+    with pytest.raises(ValueError, match=re.escape("'engine.servers: [http://gpu-2:8000]'")):
+        recipes.load("mine", folder)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_recipe_of_the_first_version_is_refused_with_all_changes_that_it_needs(folder, name):
+    """With each of them made, and nothing else, it is a recipe of today."""
+    shutil.copy(FILES / FIRST / f"{name}.yaml", folder)
+    with pytest.raises(ValueError) as error:
+        recipes.load(name, folder)
+    lines = str(error.value).splitlines()[1:]
+    assert len(lines) == len(CHANGES)
+    assert all(change in line for change, line in zip(CHANGES, lines, strict=True))
+    values = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    del values["python"], values["search"], values["dialogue"]["tools"]
+    reward = [{"answer": {"weight": 1.0, "wrong": 0.0}}, {"format": {"broken": -1.0}}]
+    values["reinforce"]["reward"] = [*reward, {"many_tools": {"bonus": BONUS[name]}}]
+    values["prepare"]["intake"]["folder"] = f"data/sources/intake/{name}"
+    write(folder, name, values | {"tools": TOOLS[name], "dialect": {"tags": {}}})
+    whole = edited(recipe_files.read(name, PARAMS), SET_SINCE["8af0e79"])
+    write(
+        folder, "today", edited(whole, {"prepare__intake__folder": f"data/sources/intake/{name}"})
+    )
+    assert recipes.load(name, folder) == recipes.load("today", folder).model_copy(
+        update={"expect": None}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "before"),
+    [
+        ("dialect", "{tags: {}}"),
+        ("reward_model__scored", "all"),
+        ("environment__household__held_out", "0.5"),
+    ],
+)
+def test_missing_key_is_named_with_what_happened_before_there_was_it(folder, key, before):
+    *above, name = key.split("__")
+    recipe = {"reward_model": "tiny-reward-model", "environment": "household"}
+    values = recipe_files.read(recipe.get(above[0] if above else "", "tiny"), folder)
+    section = values
+    for part in above:
+        section = section[part]
+    del section[name]
+    write(folder, "mine", values)
+    with pytest.raises(ValueError, match=re.escape(f"'{name}: {before}' is what happened before")):
+        recipes.load("mine", folder)
