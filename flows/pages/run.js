@@ -14,8 +14,8 @@ function showResults() {
     ...links,
   );
   if (data.policy_check) find("facts").append(element("br", {}), data.policy_check);
-  find("changed").textContent = data.recipe_changed.join("\n");
-  find("recipe").textContent = data.recipe_text;
+  find("changed").textContent = visible(data.recipe_changed.join("\n"));
+  find("recipe").textContent = visible(data.recipe_text);
   if (!data.results.length) {
     find("results").append(element("p", {}, "This run has no evaluation yet."));
     return;

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from flows.pages import forest, page_file
+from params import recipe_files
 from tasks.trees.tree import CallResult
 from tests.page.conftest import RECIPE
 
@@ -36,6 +37,8 @@ def test_opens_offline_without_a_complaint(opened, file):
     assert shown.requests() == []
     assert shown.complaints() == []
     assert "60.0 [50.0, 70.0]" in shown.text("results")
+    recipe = shown.run("return document.getElementById('recipe').textContent")
+    assert recipe == recipe_files.resolve(RECIPE).text()
     assert shown.place() == {"iteration": "2", "question": "q20", "leaf": "0"}
     for figure in ("intervals", "curves", "icicle"):
         marks = "return document.querySelectorAll(`#${arguments[0]} svg path`).length"
