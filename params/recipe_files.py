@@ -106,13 +106,9 @@ class Resolved:
 
     def differences(self) -> list[ChangedKey]:
         """Return what differs from the last base, in the order of the whole file."""
-        before, now = (dict(_flat(values)) for values in (self.chain[-1].values, self.values))
-        paths = [path for path in {**now, **before} if now.get(path) != before.get(path)]
         return [
-            ChangedKey(
-                ".".join(path), now.get(path, MISSING), before.get(path, MISSING), self.origin(path)
-            )
-            for path in paths
+            ChangedKey(".".join(path), now, before, self.origin(path))
+            for path, before, now in _differences(self.chain[-1].values, self.values, ())
         ]
 
 
@@ -208,12 +204,17 @@ def _at(values: Any, path: Sequence[str]) -> Any:
     return values
 
 
-def _flat(values: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if isinstance(values, Mapping) and values:
-        for key, value in values.items():
-            yield from _flat(value, (*above, key))
-    else:
-        yield above, values
+def _differences(
+    before: Any, now: Any, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield path, value before and value now of what differs; of a section that is gone, all."""
+    if isinstance(before, Mapping) and before and isinstance(now, Mapping) and now:
+        for key in {**now, **before}:
+            values = before.get(key, MISSING), now.get(key, MISSING)
+            yield from _differences(*values, (*path, key))
+    elif before != now:
+        default = defaults().get(".".join(path), MISSING)
+        yield path, before, default if now is MISSING else now
 
 
 # ---------------------------------------------------------------- the whole file

@@ -111,8 +111,14 @@ def test_gone_and_new_keys_are_differences(folder):
         folder, "base: tiny\nprepare: {intake: null}\nlora: {rank: 1}\n"
     ).differences()
     found = {each.key: (each.value, each.before) for each in differences}
-    assert found["prepare.intake.set"] == (MISSING, "intake")
-    assert found["lora.rank"] == (1, MISSING)
+    assert found["prepare.intake"] == (None, TINY["prepare"]["intake"])
+    assert found["lora"] == ({"rank": 1}, None) and len(found) == 2
+    differences = written(folder, "base: tiny\ntools: {python: null, search: {}}\n").differences()
+    found = {each.key: (each.value, each.before) for each in differences}
+    assert found == {
+        "tools.python": (MISSING, TINY["tools"]["python"]),
+        "tools.search": ({}, MISSING),
+    }
 
 
 @pytest.mark.parametrize(
