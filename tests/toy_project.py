@@ -185,6 +185,15 @@ def write_recipe(folder: Path, **changes: object) -> None:
     (folder / "params/toy.yaml").write_text(yaml.safe_dump(recipe))
 
 
+def give_base(folder: Path) -> None:
+    """Have the recipe of a toy project name a base, which says everything."""
+    recipe, pipeline = folder / "params/toy.yaml", folder / "dvc.yaml"
+    recipe.rename(folder / "params/whole.yaml")
+    recipe.write_text("base: whole\n")
+    listed = pipeline.read_text().replace("toy: params/toy", "toy: params/resolved/toy")
+    pipeline.write_text(listed)
+
+
 def write_stage(folder: Path, name: str, flows: bool, before: str = "pass") -> None:
     """Write a stage that runs the statement ``before`` and then makes its outs."""
     text = PLAIN.format(name=name, before=before, outs=OUTS[name])

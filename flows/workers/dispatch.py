@@ -91,10 +91,10 @@ def _obstacle(stage: pipeline.Stage) -> str | None:
             return AWAY
     if transfer.default_remote() is None:
         return "DVC has no default remote to carry inputs (dvc remote add --default)"
-    recipe = stage.name.split("@")[-1]
-    if differ := git.uncommitted(*pipeline.recipe_paths(recipe)):
+    sent = pipeline.recipe_paths(stage.name.split("@")[-1])
+    if differ := git.uncommitted(*sent):
         return f"this checkout differs from its last commit: {differ[0].strip()}"
-    if loose := pipeline.belongings(stage.name).loose:
+    if loose := [path for path in pipeline.belongings(stage.name).loose if path not in sent]:
         return f"{loose[0]} is in neither git nor DVC"
     return None
 

@@ -77,6 +77,7 @@ def team(tmp_path_factory, service):
     for folder in (origin, notes, tmp_path / "remote"):
         folder.mkdir()
     toy.create(origin, flows=True)
+    toy.give_base(origin)
     toy.give_pool(origin)
     toy.run(origin, "dvc", "remote", "add", "--default", "shared", str(tmp_path / "remote"))
     for name in ("first", "later"):
