@@ -37,7 +37,7 @@ LINK, SUBMODULE = "120000", "160000"  # modes of entries in a tree of git
 
 OURS = (".git", ".dvc", ".beamline")  # where git, DVC and this program write in a worktree
 RUNS = ("data", "models", "reports")  # a run writes in a folder of its own in each
-READ = ("data/sources", "flows", "own", "params", "tasks", *RUNS)  # none is a link itself
+READ = ("data/sources", "flows", "own", "params", "params.yaml", "tasks", *RUNS)  # none is a link
 SPECIAL = {".dvcignore", ".gitattributes", ".gitignore", ".gitmodules", "dvc.lock", "dvc.yaml"}
 IN_DVC = re.compile(r"\.dvc/(config|\.gitignore|plots/.+)")  # what DVC has people commit there
 CONFIG = ".dvc/config"

@@ -199,6 +199,7 @@ HOSTILE = {
     "data as a link": ("data is a link", link("data", "OUTSIDE/folder")),
     "data as a link inside": ("data/toy is a link", link("data/toy", "../docs")),
     "recipes as a link": ("params is a link", both(link("other", "params"), link("params", "x"))),
+    "list of recipes as a link": ("params.yaml is a link", link("params.yaml", "params/toy.yaml")),
     "link upwards": ("docs/up", link("docs/up", "../../outside/secret")),
     "link through a link": (  # as text, its target stays in docs
         "docs/deep/er/b is a link",
