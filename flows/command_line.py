@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import tomllib
+from contextlib import chdir
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,6 +42,8 @@ SHORT_FORMS = {
     ),
 }
 
+COMMIT = 12  # letters of a commit that are shown
+
 
 class ByPurpose(click.Group):
     """The commands of ``PURPOSES``, each made when it is needed."""
@@ -59,7 +63,38 @@ class ByPurpose(click.Group):
                 formatter.write_dl([(name, summary(name)) for name in names])
 
 
+def version() -> str:
+    """Return version and commit of the code that commands run: that of this folder, if it has any.
+
+    The version is that of pyproject.toml, the newest one in CHANGELOG.md.
+    """
+    from flows.runs import git  # a tenth of a second, which only this needs
+
+    is_checkout = all(Path(file).is_file() for file in ("flows/__init__.py", "pyproject.toml"))
+    with chdir(Path() if is_checkout else Path(__file__).parents[1]):
+        project = tomllib.loads(Path("pyproject.toml").read_text()).get("project", {})
+        here = git.revision()
+    commit = f"commit {here.commit[:COMMIT]}" if here.commit else "no commit"
+    number = project.get("version", "without a version")
+    return f"beamline {number}, {commit}{', with changes' if here.commit and here.dirty else ''}"
+
+
+def show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    """Print the version, and end."""
+    if wanted:
+        click.echo(version())
+        ctx.exit()
+
+
 @click.command(cls=ByPurpose, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=show_version,
+    help="Show version and commit of the code here.",
+)
 def beamline() -> None:
     """Train agents that use tools, by reinforcement learning. Call it in a checkout."""
 

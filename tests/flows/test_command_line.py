@@ -2,8 +2,10 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,49 @@ def test_run_is_retrain_here(monkeypatch):
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))
     CliRunner().invoke(command_line.beamline, ["run", "tiny"])
     assert started == [[sys.executable, "-m", "flows.retrain", "tiny", "--here"]]
+
+
+def test_version_is_that_of_the_checkout_here_with_its_commit(tmp_path):
+    """Commands run the code of the folder in which they are called, so that is what counts."""
+
+    def shown(folder):
+        return subprocess.run(
+            [SCRIPT, "--version"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def git(*arguments):
+        command = ["git", "-C", tmp_path, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    (tmp_path / "elsewhere").mkdir()
+    assert shown(tmp_path / "elsewhere").startswith(f"beamline {number}, ")
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows/__init__.py").touch()
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "9.8.7"\n')
+    assert shown(tmp_path) == "beamline 9.8.7, no commit"
+    git("init")
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "first")
+    commit = f"beamline 9.8.7, commit {git('rev-parse', 'HEAD')[:12]}"
+    assert shown(tmp_path) == commit
+    (tmp_path / "own.py").touch()
+    assert shown(tmp_path) == f"{commit}, with changes"
+
+
+def test_version_is_the_newest_one_of_the_changelog():
+    """Each has a day, not before the one below it, and says what its owners of recipes did."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    _, *parts = re.split(r"^## \[", text.split("## [Unreleased]\n")[-1], flags=re.MULTILINE)
+    heads = [re.match(r"(\d+)\.(\d+)\.(\d+)\] - (\d{4}-\d\d-\d\d)\n", part) for part in parts]
+    assert all(heads), "write ## [number] - day"
+    versions = [tuple(int(digits) for digits in head.groups()[:3]) for head in heads]
+    assert ".".join(str(digits) for digits in versions[0]) == number
+    assert versions == sorted(set(versions), reverse=True)
+    days = [head[4] for head in heads]
+    assert days == sorted(days, reverse=True)
+    assert all("**Recipes:**" in part for part in parts[:-1])  # the first had none before it
 
 
 def test_unknown_command_is_refused():
