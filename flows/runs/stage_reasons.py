@@ -11,7 +11,8 @@ from tasks.ledger.keys import ROOMS
 
 Params = Mapping[str, Mapping[str, Any]]  # file -> key -> value
 SHOWN = 60  # characters of a value
-SHOWN_CODE = 4  # files of code; settings and data are always named
+SHOWN_NAMES = 4  # files of code, and rows of a table; settings and data are always named
+SHOWN_ROWS = 2  # rows of a table whose values are shown
 USERS = ("data/sources", "own", "params/prompts")  # files that a user writes
 HOW = {"deleted": "missing", "modified": "changed", "new": "new"}  # DVC's words -> ours
 OUTS = "changed outs"  # of DVC's status
@@ -44,7 +45,7 @@ def reasons(changes: Sequence[Any], before: Params, now: Params) -> list[str]:
         *_listed("data", data),
         *_listed("from earlier stages", made),
         *_listed("results", results),
-        *_code(code),
+        *_named("code", code),
         *texts,
     ]
 
@@ -66,8 +67,27 @@ def _paths(changes: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
 def _settings(
     path: str, keys: Mapping[str, str], before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[str]:
-    """Return a line for each value that differs below the keys; of tables with the file's name."""
-    file = "" if path.startswith("params/") and _is_recipe(path) else f"{Path(path).name} "
+    """Return a line for each value that differs below the keys; of tables with the file's name.
+
+    Of a table, rows that are new or gone are named, and the values of a few others.
+    """
+    if path.startswith("params/") and _is_recipe(path):
+        return _values("", keys, before, now)
+    file = f"{Path(path).name} "
+    new = [row for row in keys if before.get(row) is None and now.get(row) is not None]
+    gone = [row for row in keys if before.get(row) is not None and now.get(row) is None]
+    others = [row for row in keys if row not in new and row not in gone]
+    return [
+        *_values(file, {row: keys[row] for row in others[:SHOWN_ROWS]}, before, now),
+        *_named(f"{file}rows changed, too", others[SHOWN_ROWS:]),
+        *_named(f"{file}new rows", new),
+        *_named(f"{file}rows gone", gone),
+    ]
+
+
+def _values(
+    file: str, keys: Mapping[str, str], before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[str]:
     lines = []
     for key in keys:
         old, new = _flat(key, before.get(key)), _flat(key, now.get(key))
@@ -105,6 +125,7 @@ def _listed(label: str, names: Sequence[str]) -> list[str]:
     return [f"{label}: {', '.join(names)}"] if names else []
 
 
-def _code(files: Sequence[str]) -> list[str]:
-    more = f" and {len(files) - SHOWN_CODE} more" if len(files) > SHOWN_CODE else ""
-    return [f"code: {', '.join(files[:SHOWN_CODE])}{more}"] if files else []
+def _named(label: str, names: Sequence[str]) -> list[str]:
+    """Return a line with the first few names and the number of the others; none for no names."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return [f"{label}: {', '.join(names[:SHOWN_NAMES])}{more}"] if names else []

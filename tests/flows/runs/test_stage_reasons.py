@@ -37,3 +37,19 @@ def test_key_that_comes_or_goes():
     assert reasons([{"changed deps": deps}], {}, {"params/mine.yaml": {"judge": "a model"}}) == [
         "judge: null -> a model"
     ]
+
+
+def test_rows_that_others_have_added_to_a_table_are_named_and_not_shown():
+    """After a merge of a new version, a dozen more rows are a line, not two hundred."""
+    file, row = "params/benchmarks.yaml", {"scorer": "exact", "hub": None}
+    before = dict.fromkeys(["a", "b", "c", "gone", "same"], row)
+    now = {**dict.fromkeys(["a", "b", "c"], row | {"licence": "MIT"}), "same": row}
+    now |= {f"new{number}": row for number in range(6)}
+    changed = {name: "modified" for name in {**before, **now} if before.get(name) != now.get(name)}
+    assert reasons([{"changed deps": {file: changed}}], {file: before}, {file: now}) == [
+        "benchmarks.yaml a.licence: nothing -> MIT",
+        "benchmarks.yaml b.licence: nothing -> MIT",
+        "benchmarks.yaml rows changed, too: c",
+        "benchmarks.yaml new rows: new0, new1, new2, new3 and 2 more",
+        "benchmarks.yaml rows gone: gone",
+    ]
