@@ -87,10 +87,9 @@ class Resolved:
         """Return the file that says what a key is, or has its section."""
         values = [_at(level, path) for level in self.levels()]
         files = [written.file for written in reversed(self.chain)]
-        changed = [
-            number for number in range(1, len(values)) if values[number] != values[number - 1]
-        ]
-        return files[max(changed, default=0)] if values[-1] is not MISSING or changed else files[-1]
+        changed = [i for i in range(1, len(values)) if values[i] != values[i - 1]]
+        is_nowhere = values[-1] is MISSING and not changed  # so the recipe itself lacks it
+        return files[-1] if is_nowhere else files[max(changed, default=0)]
 
     def changes(self) -> Iterator[str]:
         """Yield a line for each value that differs from the base's, with the file that says it."""
