@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.runs.without_run import remedy
+from params import suggestions
 from params.recipe_files import names, read
 from params.run_folders import RunFolders
 from tasks import recipes
@@ -31,8 +32,9 @@ def missing(recipe: str, file: Path) -> ValueError:
     """Return the error for a file of a run that is not there: the file, and what makes it."""
     recipes = Path(*file.parts[: file.parts.index(recipe) - 1], "params")
     if not (recipes / f"{recipe}.yaml").is_file():
-        known = ", ".join(names(recipes))
-        return ValueError(f"no recipe '{recipe}' in {recipes}: {known or 'name a checkout'}")
+        known = names(recipes)
+        meant, listed = suggestions.meant(recipe, known), ", ".join(known) or "name a checkout"
+        return ValueError(f"no recipe '{recipe}' in {recipes}{meant}: {listed}")
     return ValueError(f"{file} does not exist: {remedy(recipe)}")
 
 

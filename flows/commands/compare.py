@@ -41,7 +41,7 @@ from flows.tracking import comparison_report
 from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
 from flows.workers import configured_server
-from params import recipe_files
+from params import recipe_files, suggestions
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe
@@ -277,14 +277,15 @@ def _check_arguments(args: argparse.Namespace) -> None:
     rows, every = args.algorithms or [], algorithms.load_algorithms(Path("params"))
     if unknown := [row for row in rows if row not in every]:
         raise ValueError(
-            f"--algorithms: {', '.join(map(repr, unknown))} is no row of params/algorithms.yaml: "
-            f"choose of {list(every)}"
+            f"--algorithms: {', '.join(map(repr, unknown))} is no row of params/algorithms.yaml"
+            f"{suggestions.meant(unknown[0], every)}: choose of {list(every)}"
         )
     if not args.suite and (args.part or args.committed):
         raise ValueError("--part and --committed are for a suite: add --suite <name>")
     if args.suite and args.suite not in (named := load_suites(Path("params"))):
         raise ValueError(
-            f"--suite {args.suite}: params/suites.yaml has no such row: choose one of {list(named)}"
+            f"--suite {args.suite}: params/suites.yaml has no such row"
+            f"{suggestions.meant(args.suite, named)}: choose one of {list(named)}"
         )
     if not args.suite:
         Budget.parse(args.budget or "")
@@ -311,7 +312,8 @@ def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     all_variants = variants(args.recipe, rows, args.overrides)
     known = [COLD_START, *(variant.name for variant in all_variants)]
     if args.baseline and args.baseline not in known:
-        raise ValueError(f"--baseline {args.baseline} is no variant: choose one of {known}")
+        meant = suggestions.meant(args.baseline, known)
+        raise ValueError(f"--baseline {args.baseline} is no variant{meant}: choose one of {known}")
     _check_seconds(budget, all_variants)
     _run(args, recipe, rows)
     return Path("reports", args.recipe, "comparison.md")

@@ -50,10 +50,11 @@ def check(command: Sequence[str]) -> None:
 def _fault(stage: str, recipe: str) -> tuple[int, str] | None:
     file = PARAMS / f"{recipe}.yaml"
     if not file.is_file():
-        from params.recipe_files import names  # half a second
+        from params import recipe_files, suggestions  # half a second
 
-        known = names(PARAMS) if PARAMS.is_dir() else []
-        text = f"no recipe {recipe!r}: {file} does not exist; recipes here: {known}"
+        known = recipe_files.names(PARAMS) if PARAMS.is_dir() else []
+        meant = suggestions.meant(recipe, known)
+        text = f"no recipe {recipe!r}: {file} does not exist{meant}; recipes here: {known}"
         return REFUSED, text
     missing = [path for path in (each.format(recipe) for each in NEEDED[stage]) if _lacks(path)]
     if missing:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from params import suggestions
 from params.schema import architectures
 from params.schema import base as schema
 from params.schema.prepare import TinyPolicy
@@ -149,8 +150,8 @@ def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:
     if absent := [module for module, sizes in sizes_by_module.items() if not sizes]:
         known = sorted({name.rpartition(".")[2] for name in linear})
         raise ValueError(
-            f"lora.modules names {absent[0]}, which is no linear layer of the policy: choose of "
-            f"{known}"
+            f"lora.modules names {absent[0]}, which is no linear layer of the policy"
+            f"{suggestions.meant(absent[0], known)}: choose of {known}"
         )
     return sum(lora.rank * sum(sizes) for every in sizes_by_module.values() for sizes in every)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from params import suggestions
 from params.schema.base import PARAMS, Flag, Frozen
 from params.schema.reading import read_table
 
@@ -74,8 +75,8 @@ def benchmark_of(reference: str, sets: Mapping[str, Benchmark]) -> Benchmark:
     name = reference.partition("/")[0]
     if name not in sets:
         raise ValueError(
-            f"prepare names the set '{reference}', and params/benchmarks.yaml has no row '{name}': "
-            f"choose one of {sorted(sets)}, or add a row"
+            f"prepare names the set '{reference}', and params/benchmarks.yaml has no row '{name}'"
+            f"{suggestions.meant(name, sets)}: choose one of {sorted(sets)}, or add a row"
         )
     return sets[name]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from params import strict_yaml
+from params import strict_yaml, suggestions
 from params.schema.base import Frozen
 
 Section = TypeVar("Section", bound=Frozen)
@@ -58,7 +59,8 @@ def validate(model: type[Section], values: Any, where: str, at: tuple[str, ...] 
         return model.model_validate(values)
     except ValidationError as error:
         unions = list(_unions(model))
-        lines = [_explain(fault, unions, at) for fault in error.errors()]
+        keys = [".".join([*at, *path]) for path in _keys(model)]
+        lines = [_explain(fault, unions, at, keys) for fault in error.errors()]
         raise ValueError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
@@ -74,20 +76,42 @@ def _unions(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tupl
                 yield from _unions(kind, here)
 
 
+def _keys(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each key of a section and of the sections in it, of all their kinds."""
+    for name, field in model.model_fields.items():
+        here = (*path, _key(name, field.alias))
+        yield here
+        for kind in _sections(field.annotation):
+            yield from _keys(kind, here)
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that a type may stand for: itself, or those of a union."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    together = get_origin(annotation) in (Union, UnionType)
+    kinds = get_args(annotation) if together else (annotation,)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
 def _key(name: str, alias: str | None) -> str:
     """Return how a field is written in YAML."""
     return alias or name
 
 
-def _explain(fault: Any, unions: list[tuple[str, ...]], at: tuple[str, ...]) -> str:
+def _explain(
+    fault: Any, unions: list[tuple[str, ...]], at: tuple[str, ...], keys: list[str]
+) -> str:
     """Return one fault that pydantic found as a line with key, value and remedy."""
     path = [str(part) for part in fault["loc"]]
     for union in unions:
         if tuple(path[: len(union)]) == union:
             del path[len(union) : len(union) + 1]  # pydantic puts the kind after the union's key
     key = ".".join([*at, *path])
+    known = [other for other in keys if other != key]  # it may be one of another kind of section
     remedies = {
-        "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling",
+        "extra_forbidden": f"unknown key '{key}': remove it, or correct its spelling"
+        + suggestions.meant_key(key, known),
         "missing": f"missing key '{key}': add it (comments in params/*.yaml explain each key)"
         + _before(key),
     }

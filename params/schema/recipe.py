@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from params import suggestions
 from params.schema.agent import Dialogue, EngineSettings, Sections
 from params.schema.algorithms import Algorithm, load_algorithms
 from params.schema.base import PARAMS, Frozen, Machine, NonNegative
@@ -171,8 +172,8 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     name, rows = recipe.reinforce.algorithm, load_algorithms(folder)
     if name not in rows:
         raise ValueError(
-            f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}: choose one "
-            f"of {list(rows)}, or add a row"
+            f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}"
+            f"{suggestions.meant(name, rows)}: choose one of {list(rows)}, or add a row"
         )
     faults = [reason for applies, reason in _misfits(recipe, rows[name]) if applies]
     if faults:

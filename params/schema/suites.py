@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from params import suggestions
 from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS, Float, Frozen, PositiveFloat
 from params.schema.benchmarks import load_benchmarks
@@ -166,7 +167,10 @@ class Suite(Frozen):
             if not set(table.methods) & set(known)
         ]
         if self.baseline not in known:
-            faults.append(f"baseline '{self.baseline}' is no variant: choose one of {list(known)}")
+            faults.append(
+                f"baseline '{self.baseline}' is no variant"
+                f"{suggestions.meant(self.baseline, known)}: choose one of {list(known)}"
+            )
         faults += [
             f"'{label}' in part {name} differs from '{label}' elsewhere: give it another label"
             for name, part in self.parts.items()
@@ -191,7 +195,8 @@ def _unknown_rows(suites: Mapping[str, Suite], folder: Path) -> list[str]:
     rows = load_algorithms(folder)
     return [
         f"row {name}: 'parts.{part}.variants.{label}.row' = '{one.row}' is no row of "
-        f"{folder / 'algorithms.yaml'}: choose one of {list(rows)}"
+        f"{folder / 'algorithms.yaml'}{suggestions.meant(one.row, rows)}: choose one of "
+        f"{list(rows)}"
         for name, suite in suites.items()
         for part, table in suite.parts.items()
         for label, one in table.variants.items()
@@ -203,7 +208,7 @@ def _unknown_sets(suites: Mapping[str, Suite], folder: Path) -> list[str]:
     rows = load_benchmarks(folder)
     return [
         f"row {name}: column {column} of {table.of} is about '{one}', which is no row of "
-        f"{folder / 'benchmarks.yaml'}: choose one of {list(rows)}"
+        f"{folder / 'benchmarks.yaml'}{suggestions.meant(one, rows)}: choose one of {list(rows)}"
         for name, suite in suites.items()
         for table in suite.published
         for column, about in table.columns.items()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from params import suggestions
 from params.schema.suites import Part, Suite, load_suites
 from tasks import recipes
 from tasks.comparison.comparison import Variant
@@ -23,13 +24,14 @@ def suite_of(name: str, parts: Sequence[str] = (), folder: Path = Path("params")
     every = load_suites(folder)
     if name not in every:
         raise ValueError(
-            f"--suite {name}: {folder / 'suites.yaml'} has no such row: choose one of {list(every)}"
+            f"--suite {name}: {folder / 'suites.yaml'} has no such row"
+            f"{suggestions.meant(name, every)}: choose one of {list(every)}"
         )
     suite = every[name]
     if unknown := [part for part in parts if part not in suite.parts]:
         raise ValueError(
-            f"--part {' '.join(unknown)}: the suite {name} has no such part: choose of "
-            f"{list(suite.parts)}"
+            f"--part {' '.join(unknown)}: the suite {name} has no such part"
+            f"{suggestions.meant(unknown[0], suite.parts)}: choose of {list(suite.parts)}"
         )
     return _with_parts(suite, {key: suite.parts[key] for key in parts}) if parts else suite
 

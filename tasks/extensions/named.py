@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from params import suggestions
 from tasks.extensions import guarded_import
 from tasks.ledger import keys
 
@@ -57,8 +58,9 @@ def find(room: str, name: str) -> Named:
     folder, attribute = ROOMS[room]
     if name not in names(room):
         raise ValueError(
-            f"nothing in {folder}/ is called '{name}': choose one of {', '.join(names(room))}, or "
-            "name a file of yours, such as own/mine.py:Mine"
+            f"nothing in {folder}/ is called '{name}'{suggestions.meant(name, names(room))}: "
+            f"choose one of {', '.join(names(room))}, or name a file of yours, such as "
+            "own/mine.py:Mine"
         )
     file = keys.PROJECT / folder / f"{name}.py"
     held = getattr(importlib.import_module(f"{folder.replace('/', '.')}.{name}"), attribute)
@@ -75,10 +77,18 @@ def _own(name: str) -> Named:
     if not attribute.isidentifier():
         raise ValueError(f"'{name}' names no function or class: write {path}:<its name>")
     if not file.is_file():
-        raise ValueError(f"{path} does not exist: put your file there, or correct the path")
+        there = [str(other) for other in OWN.rglob("*.py")]
+        raise ValueError(
+            f"{path} does not exist{suggestions.meant(path, there)}: put your file there, or "
+            "correct the path"
+        )
     module = _imported(file)
     if not hasattr(module, attribute):
-        raise ValueError(f"{path} holds no '{attribute}': it has {', '.join(_public(module))}")
+        meant = suggestions.meant(attribute, _public(module))
+        raise ValueError(
+            f"{path} holds no '{attribute}'{meant}: it has "
+            f"{', '.join(_public(module)) or 'nothing of its own'}"
+        )
     return Named(name, getattr(module, attribute), name, own_digest(file))
 
 
@@ -104,7 +114,7 @@ def _imported(file: Path) -> Any:
 
 def _public(module: Any) -> list[str]:
     members = (name for name, held in vars(module).items() if _defined_in(held, module.__name__))
-    return sorted(name for name in members if not name.startswith("_")) or ["nothing of its own"]
+    return sorted(name for name in members if not name.startswith("_"))
 
 
 def _defined_in(held: Any, module: str) -> bool:

@@ -136,10 +136,10 @@ def test_new_source_data_tracked_by_dvc_are_new_once(project):
 
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-# They check every section; a stage depends on those that it reads.
+# They check every section, and word what is wrong; a stage depends on those that it reads.
 LOADING = {
-    Path(f)
-    for f in ("params/schema/recipe.py", "params/schema/reading.py", "tasks/recipes/__init__.py")
+    *(Path("params/schema", f"{name}.py") for name in ("recipe", "reading")),
+    *(Path("params/suggestions.py"), Path("tasks/recipes/__init__.py")),
 }
 SHARED = Path("flows/__init__.py")  # runs before every flow
 TEXTS = Path("params/prompts")  # which are read, not imported
