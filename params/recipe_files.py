@@ -21,7 +21,7 @@ from params.merging import merge
 from params.schema.base import PARAMS, SOURCES
 from params.schema.defaults import ENTRY, defaults
 from params.schema.recipe import TABLES, older_form
-from params.whole_file import BASE, RESOLVED, whole_file
+from params.whole_file import BASE, RESOLVED, says_base, whole_file
 
 MISSING = object()  # there is no such key
 MOST_BASES = 3  # one above the other
@@ -178,6 +178,8 @@ def _written(name: str, folder: Path) -> RecipeFile:
     if changes := older_form(values):
         lines = "\n".join(f"{file}: {change}" for change in changes)
         raise ValueError(f"{file} has an older form; change it as follows:\n{lines}")
+    if BASE in values and not says_base(file):  # who asks before anything is installed looks there
+        raise ValueError(f"{file}: write 'base: {values[BASE]}' at the beginning of a line")
     return RecipeFile(name, file, text, values)
 
 

@@ -19,5 +19,5 @@ def whole_file(name: str, folder: Path) -> Path:
 
 def says_base(file: Path) -> bool:
     """Return whether a file of params/ names a base; the file may be unsound."""
-    lines = file.read_text(errors="replace").splitlines()
+    lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
     return any(line.startswith(f"{BASE}:") for line in lines)

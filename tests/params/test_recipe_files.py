@@ -66,6 +66,8 @@ def test_only_what_is_written_differs_from_the_base(folder):
         ("tools: {own/a.py:b: {c: 1}}", "tools", {**TINY["tools"], "own/a.py:b": {"c": 1}}),
         ("tools: {python: null, own/a.py:b: null}", "tools", {"own/a.py:b": None}),
         ("cold_start: null", "cold_start", None),
+        ("dialogue:\n   system: |\n     One.\n\n      Two.", "dialogue.system", "One.\n\n Two.\n"),
+        ("lora: # x\n - a: 1\n   b: 2\n - 3 # y", "lora", [{"a": 1, "b": 2}, 3]),
         ("lora: {rank: 1}", "lora", {"rank": 1}),
     ],
 )
@@ -128,6 +130,7 @@ def test_gone_and_new_keys_are_differences(folder):
         ("base: tyni\n", r"mine\.yaml: 'base' = 'tyni' is no recipe; did you mean 'tiny'\?"),
         ("base: mine\n", r"in a circle \(mine -> mine\)"),
         ("base: ../tiny\n", r"is no recipe"),
+        ("{base: tiny, seed: 1}\n", r"write 'base: tiny' at the beginning"),
         ("base: four\n", r"four\.yaml.*|more than 3 bases"),
     ],
 )
@@ -199,7 +202,7 @@ def in_blocks(values, column=0):
     lines = []
     for key, value in values.items():
         name = json.dumps(key)
-        if isinstance(value, dict) and value and hash(key) % 3:
+        if isinstance(value, dict) and value and len(key) % 3:
             lines += [f"{' ' * column}{name}: # of {len(value)}", in_blocks(value, column + 3)]
         elif isinstance(value, list) and value and column % 2:
             lines += [f"{' ' * column}{name}:"]
