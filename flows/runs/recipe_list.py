@@ -28,13 +28,19 @@ def add_to_pipeline(recipe: str) -> Path | None:
     """List a recipe with its file; return the file that was changed for it, or None.
 
     Comments, layout and order stay, and the file is replaced in one step. Beside a dvc.yaml without
-    such a list nothing is changed. Raises ValueError for a file that is no YAML.
+    such a list nothing is changed. Raises ValueError for a file that is no YAML, and for a recipe
+    that both files list.
     """
     whole = whole_file(recipe, Path("params")).as_posix()
     with files.locked(LOCK):
         ours = _recipes(PIPELINE)
         if ours is None:
             return None
+        if twice := sorted(_names(ours) & _names(_recipes(OWN))):
+            raise ValueError(
+                f"{OWN} lists {', '.join(twice)}, and so does {PIPELINE}, which DVC refuses: rename "
+                f"params/{twice[0]}.yaml and its entry if it is yours, else remove the entry"
+            )
         file = PIPELINE if _value(ours, recipe) else OWN
         text = file.read_text() if file.exists() else HEAD
         changed = _listed(text, _recipes(file), recipe, whole)
@@ -72,6 +78,10 @@ def _recipes(file: Path) -> yaml.MappingNode | None:
     places = variables.value if isinstance(variables, yaml.SequenceNode) else [top]
     nodes = [_value(place, KEY) for place in places]
     return next((node for node in nodes if isinstance(node, yaml.MappingNode)), None)
+
+
+def _names(recipes: yaml.MappingNode | None) -> set[str]:
+    return {name.value for name, _ in recipes.value} if recipes else set()
 
 
 def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:

@@ -75,6 +75,12 @@ def test_unsound_list_is_refused_by_name():
         recipe_list.add_to_pipeline("mine")
 
 
+def test_recipe_of_both_lists_is_refused_before_dvc_does():
+    recipe_list.OWN.write_text("recipes: {a: params/a.yaml, b: params/b.yaml}\n")
+    with pytest.raises(ValueError, match=r"params\.yaml lists a, and so does dvc\.yaml"):
+        recipe_list.add_to_pipeline("mine")
+
+
 def test_recipes_added_at_once_are_all_there():
     names = [f"mine-{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
