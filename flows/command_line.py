@@ -43,6 +43,9 @@ SHORT_FORMS = {
 }
 
 COMMIT = 12  # letters of a commit that are shown
+INSTALLED = Path(__file__).parents[1]  # the checkout that this program was installed from
+PACKAGES = ("beamline", "flows", "params", "tasks")
+SHOW_A_RUN = ("page", "figures", "export")  # whatever version has made it
 
 
 class ByPurpose(click.Group):
@@ -70,8 +73,7 @@ def version() -> str:
     """
     from flows.runs import git  # a tenth of a second, which only this needs
 
-    is_checkout = all(Path(file).is_file() for file in ("flows/__init__.py", "pyproject.toml"))
-    with chdir(Path() if is_checkout else Path(__file__).parents[1]):
+    with chdir(Path() if is_checkout(Path()) else INSTALLED):
         project = tomllib.loads(Path("pyproject.toml").read_text()).get("project", {})
         here = git.revision()
     commit = f"commit {here.commit[:COMMIT]}" if here.commit else "no commit"
@@ -114,10 +116,49 @@ def command(name: str) -> click.Command:
 
 
 def start(name: str, arguments: tuple[str, ...]) -> None:
-    """Replace this process by the one that ``python -m`` starts for a command."""
+    """Replace this process by the one that ``python -m`` starts for a command.
+
+    It runs the code of this folder. What a restored run of an older version has no command for is
+    shown by the code that is installed.
+    """
     module, options, _ = SHORT_FORMS.get(name, (name, (), ""))
+    if is_older_than(module):
+        if name not in SHOW_A_RUN:
+            raise click.UsageError(
+                f"the code here is of an older version and has no command {name}: call it in a "
+                "checkout that has it"
+            )
+        click.echo(f"beamline: {name} by the code of {INSTALLED}: that here has none", err=True)
+        take_installed_code()
     command = [sys.executable, "-m", f"flows.{module}", *arguments, *options]
     os.execv(sys.executable, command)
+
+
+def is_older_than(module: str) -> bool:
+    """Return whether there is code of Beamline in this folder, and none of a command."""
+    file = f"{module.replace('.', '/')}.py"
+    rooms = ("", "commands", "stages")
+    return is_checkout(Path()) and not any(Path("flows", room, file).is_file() for room in rooms)
+
+
+def is_checkout(folder: Path) -> bool:
+    """Return whether a folder has the code of Beamline."""
+    return all(Path(folder, file).is_file() for file in ("flows/__init__.py", "pyproject.toml"))
+
+
+def take_installed_code() -> None:
+    """Have the programs that this process starts import the installed code, and ``own/`` of here.
+
+    Its packages are linked from a folder without an ``own/``, which could hide the one of here.
+    """
+    code = Path(".beamline/code").absolute()
+    code.mkdir(parents=True, exist_ok=True)
+    for package in PACKAGES:
+        link = code / package
+        link.unlink(missing_ok=True)
+        link.symlink_to(INSTALLED / package)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(code), str(Path().absolute())])
+    os.environ["PYTHONSAFEPATH"] = "1"  # without it, the code of this folder goes first
 
 
 def summary(name: str) -> str:

@@ -3,15 +3,18 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from flows import command_line
+from tests import made_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(sys.executable).with_name("beamline")
@@ -93,6 +96,34 @@ def test_version_is_the_newest_one_of_the_changelog():
     days = [head[4] for head in heads]
     assert days == sorted(days, reverse=True)
     assert all("**Recipes:**" in part for part in parts[:-1])  # the first had none before it
+
+
+def test_restored_run_of_an_older_version_is_shown_by_the_installed_code(tmp_path, tokenizer):
+    """Its own code, which has no page, is not run; the recipe and files of own/ are its own."""
+
+    def call(*arguments):
+        command = [SCRIPT, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    random = np.random.default_rng(0)
+    trees = [[made_run.tree(lambda text: tokenizer.encode(text), random, "question")]]
+    made_run.write(tmp_path, "older", trees, tokenizer)
+    shutil.copytree(ROOT / "params", tmp_path / "params", ignore=lambda *_: ["schema"])
+    own_tool = "tools:\n  own/shelf.py:shelf: {}\n"
+    recipe = (ROOT / "params/tiny.yaml").read_text().replace("tools:\n", own_tool)
+    (tmp_path / "params/older.yaml").write_text(recipe)
+    (tmp_path / "own").mkdir()
+    tool = 'def shelf(letter: str) -> str:\n    """Tell.\n\n    letter: Which.\n    """\n'
+    (tmp_path / "own/shelf.py").write_text(f"{tool}    return letter\n")
+    (tmp_path / "flows").mkdir()
+    (tmp_path / "flows/__init__.py").write_text("raise SystemExit('older code was run')\n")
+    (tmp_path / "pyproject.toml").touch()
+    shown = call("page", "older")
+    assert (shown.returncode, shown.stdout) == (0, "reports/older/page.html\n"), shown.stderr
+    assert "question" in (tmp_path / "reports/older/page.html").read_text()
+    refused = call("judge", "older")
+    assert refused.returncode == 2
+    assert "older version and has no command judge" in refused.stderr
 
 
 def test_unknown_command_is_refused():
