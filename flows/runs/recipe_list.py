@@ -7,6 +7,7 @@ its values are read from.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -20,8 +21,20 @@ LOCK = Path(".beamline/recipes.lock")
 KEY = "recipes"
 HEAD = (
     "# Recipes of your own, each with the file that has all of it; dvc.yaml has the others, and\n"
-    "# DVC reads both. `make run RECIPE=<name>` adds a recipe here.\n"
+    "# DVC reads both. `make new NAME=<name>` and `make run RECIPE=<name>` add a recipe.\n"
 )
+
+
+def write(recipe: str) -> Iterator[str]:
+    """Write the whole file and the entry of the pipeline; yield a line for each that changed."""
+    from params import recipe_files  # half a second, which not every caller has spent
+
+    listed, params = add_to_pipeline(recipe), Path("params")
+    whole = whole_file(recipe, params)
+    if recipe_files.refresh(recipe, params):
+        yield f"wrote {whole}" if whole.parent != params else f"removed the whole file of {recipe}"
+    if listed:
+        yield f"listed {recipe} in {listed}"
 
 
 def add_to_pipeline(recipe: str) -> Path | None:
@@ -38,8 +51,8 @@ def add_to_pipeline(recipe: str) -> Path | None:
             return None
         if twice := sorted(_names(ours) & _names(_recipes(OWN))):
             raise ValueError(
-                f"{OWN} lists {', '.join(twice)}, and so does {PIPELINE}, which DVC refuses: rename "
-                f"params/{twice[0]}.yaml and its entry if it is yours, else remove the entry"
+                f"{OWN} lists {', '.join(twice)}, and so does {PIPELINE}, which DVC refuses: "
+                f"rename params/{twice[0]}.yaml if it is yours, and correct {OWN}"
             )
         file = PIPELINE if _value(ours, recipe) else OWN
         text = file.read_text() if file.exists() else HEAD
