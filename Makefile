@@ -16,6 +16,7 @@
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make faults    plant faults in copies of the code, and see that a test finds each of tests/faults.yaml
 # make lint      ruff, mypy and import-linter
+# make new       a recipe of your own, NAME, that says what differs from the recipe FROM (tiny)
 # make plan      whether RECIPE fits GPUs of 24, 80 and 141 GB, or CARD=80 alone: memory by part,
 #                tokens, seconds, disk, and what to change
 # make launch    what a run of RECIPE would start, and where; nothing is started
@@ -72,7 +73,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 3 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos faults lint plan launch ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos faults lint new plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -126,6 +127,9 @@ lint: .venv/installed
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 	@$(VENV)/bin/lint-imports
+
+new: .venv/installed # names reach the shell as variables, whatever signs they have
+	@$(PYTHON) -m flows.new "$$NAME" --from "$${FROM:-tiny}"
 
 plan: $(RUN_READY)
 	@$(PYTHON) -m flows.plan $(RECIPE) $(if $(CARD),--card $(CARD))

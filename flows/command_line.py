@@ -18,7 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 PURPOSES = {
-    "Write": ("recipe",),
+    "Write": ("new", "recipe"),
     "Train": ("run", "retrain", "plan", "launch"),
     "Look": ("ask", "page", "figures", "ui", "lineage"),
     "Compare": ("compare", "agents", "judge"),
@@ -58,6 +58,17 @@ class ByPurpose(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of this name, or None."""
         return command(cmd_name) if cmd_name in self.list_commands(ctx) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments begin with; an unknown one ends the program."""
+        from params import suggestions
+
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and (meant := suggestions.meant(name, known)):
+            ctx.fail(f"No such command '{name}'{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, one section for each purpose."""

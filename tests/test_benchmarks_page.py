@@ -3,7 +3,7 @@
 from params.schema.benchmarks import load_benchmarks
 from tests.checkout import ROOT
 
-OWN = {"deep-search", "intake"}  # sets that the user delivers
+OWN = {"deep-search", "intake", "warehouse"}  # sets that the user delivers, and an example
 
 
 def line(name, row):

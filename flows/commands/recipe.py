@@ -9,25 +9,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
 from flows.runs import recipe_list
 from params import recipe_files
-from params.whole_file import whole_file
 
 PARAMS = Path("params")
-
-
-def write(name: str) -> Iterator[str]:
-    """Write the whole file and the entry of the pipeline; yield a line for each that changed."""
-    listed = recipe_list.add_to_pipeline(name)
-    whole = whole_file(name, PARAMS)
-    if recipe_files.refresh(name, PARAMS):
-        yield f"wrote {whole}" if whole.parent != PARAMS else f"removed the whole file of {name}"
-    if listed:
-        yield f"listed {name} in {listed}"
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +32,7 @@ def main(arguments: list[str]) -> int:
     try:
         recipe = recipe_files.resolve(args.recipe, PARAMS)
         if args.write:
-            lines = list(write(args.recipe)) or [f"{args.recipe} is written already"]
+            lines = list(recipe_list.write(args.recipe)) or [f"{args.recipe} is written already"]
         elif args.changed:
             lines = list(recipe.changes())
         else:
