@@ -47,3 +47,12 @@ def test_ordinary_text_has_its_content():
     assert bounded_yaml.load(text, "x") == yaml.safe_load(text)
     assert bounded_yaml.load("", "x") is None
     assert bounded_yaml.load("[" * 99 + "]" * 99, "x")
+
+
+def test_small_numbers_are_read_as_dvc_writes_them(tmp_path):
+    """A learning rate of dvc.lock would else differ from the recipe's, whatever it is."""
+    from dvc.utils.serialize import dump_yaml
+
+    values = {"rates": [1e-05, 2.5e-06, 1e22, -1e-09], "texts": ["1e-05", "12345678e12", "1e"]}
+    dump_yaml(tmp_path / "dvc.lock", values)
+    assert bounded_yaml.load((tmp_path / "dvc.lock").read_text(), "it") == values
