@@ -1,13 +1,17 @@
-"""Find what crashes have left in this checkout, and offer to clear it.
+"""Find what crashes have left in this checkout, or what contradicts in a recipe.
 
-``beamline doctor`` lists it, and asks in a terminal; ``--yes`` clears everything. The exit
-status is 0 where nothing is left, else 1. What living processes use, and other checkouts and users,
-are left alone.
+``beamline doctor`` lists what is left, offers in a terminal to clear it; ``--yes`` clears
+everything. The exit status is 0 where nothing is left, else 1. What living processes use, and other
+checkouts and users, are left alone.
+
+``beamline doctor RECIPE`` checks params/<recipe>.yaml alone and clears nothing: faults, what
+contradicts in it, and what this machine lacks for it. The exit status is 1 where there is anything.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -239,6 +243,31 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
+# ---------------------------------------------------------------- a recipe
+
+
+def diagnosis(name: str, folder: Path = Path("params")) -> list[str]:
+    """Return all that is wrong with a recipe and with this machine for it, one line each."""
+    from flows.host import requirements  # with engines and rooms, which the other checks need not
+    from tasks import recipes
+    from tasks.recipes import contradictions
+
+    try:
+        recipe = recipes.load(name, folder)
+    except ValueError as error:
+        return str(error).splitlines()
+    found = [*contradictions.faults(recipe), *contradictions.missing_files(recipe)]
+    found += requirements.faults(recipe, os.environ)
+    return [f"{folder / name}.yaml: {line}" for line in found]
+
+
+def check_recipe(name: str) -> int:
+    """Print the diagnosis of a recipe; return the exit status."""
+    found = diagnosis(name)
+    print("\n".join(found) if found else f"{name}: nothing contradicts")
+    return 1 if found else 0
+
+
 # ---------------------------------------------------------------- the program
 
 CHECKS: tuple[Check, ...] = (
@@ -283,13 +312,20 @@ def _ask(finding: Finding) -> bool:
 
 def main(arguments: list[str]) -> int:
     """Run the command line; return the exit status. 2: this is no checkout."""
-    parser = argparse.ArgumentParser(prog="beamline doctor", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="beamline doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", help="params/<recipe>.yaml, to check it alone")
     parser.add_argument("--yes", action="store_true", help="clear all that is found")
     args = parser.parse_args(arguments)
     root = Path.cwd().resolve()
     if not (root / "dvc.yaml").exists():
         print(f"doctor: {root} has no dvc.yaml: call it in a checkout", file=sys.stderr)
         return 2
+    if args.recipe:
+        return check_recipe(args.recipe)
     ask = _ask if sys.stdin.isatty() else lambda finding: False
     try:
         dvc_settings.load()  # several checks read them

@@ -23,10 +23,12 @@ from flows.host.gpu_cards import CARDS, GIB, NETWORKS, Card
 from flows.host.gpu_memory import Memory
 from flows.host.gpu_seconds import Seconds
 from flows.host.model_shape import Shape
+from flows.host.proposals import Proposal, proposals
 from flows.host.remedies import Remedy
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe, algorithm_of
 from tasks import recipes
+from tasks.recipes import contradictions
 
 PARAMS = Path("params")
 
@@ -52,6 +54,7 @@ class Fit:
     fits: bool
     lacking: str  # "" where it fits
     remedy: Remedy | None  # None where it fits or nothing helps
+    proposals: Sequence[Proposal] = ()
 
 
 def read(name: str) -> Planned:
@@ -63,8 +66,13 @@ def read(name: str) -> Planned:
     return Planned(name, recipe, algorithm_of(recipe, PARAMS), config, shape)
 
 
-def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Fit:
-    """Return whether the recipe fits the card, and if not which changes make it fit."""
+def answer(
+    planned: Planned, card: Card, network: float = NETWORKS["400"], proposing: bool = False
+) -> Fit:
+    """Return whether the recipe fits the card, and if not which changes make it fit.
+
+    ``proposing``: also what faster settings would gain.
+    """
     recipe, row, shape = planned.recipe, planned.row, planned.shape
     fits = gpu_memory.fits(recipe, row, shape, card)
     needed = gpu_memory.memory(recipe, row, shape, card)
@@ -75,7 +83,13 @@ def answer(planned: Planned, card: Card, network: float = NETWORKS["400"]) -> Fi
         fits,
         "" if fits else _lacking(planned, needed, card),
         None if fits else remedies.remedy(recipe, row, planned.config, card),
+        proposals(recipe, row, planned.config, card, network) if proposing else (),
     )
+
+
+def wants_gpu(planned: Planned, asked: Sequence[str] | None) -> bool:
+    """Return whether a GPU is asked for: by the recipe, or by the cards of the command line."""
+    return bool(asked) or planned.recipe.machine.device == "cuda"
 
 
 def _lacking(planned: Planned, needed: Memory, card: Card) -> str:
@@ -103,6 +117,7 @@ def report(planned: Planned, answers: Sequence[Fit]) -> str:
             *_tokens(planned),
             *_disk(planned),
             *_assumptions(planned),
+            *_contradictions(planned),
         ]
     )
 
@@ -164,7 +179,20 @@ def _cards(answers: Sequence[Fit]) -> list[str]:
             )
         else:
             lines += [f"    {each.lacking}", f"    {_advice(each.remedy)}"]
+        lines += [_proposed(proposal) for proposal in each.proposals]
     return lines
+
+
+def _proposed(proposal: Proposal) -> str:
+    """Format what faster settings would gain; either with what makes the recipe fit the card."""
+    every = (*proposal.changes, *proposal.need.changes)
+    changes = "; ".join(change.short for change in every)
+    now = "; ".join(change.short for change in proposal.without.changes)
+    return (
+        f"    with {changes}: {_gib(proposal.need.peak)} GiB, {_time(proposal.need.seconds)} an "
+        f"iteration, in place of {_gib(proposal.without.peak)} GiB, "
+        f"{_time(proposal.without.seconds)}" + (f" with {now}" if now else "")
+    )
 
 
 def _network(seconds: Seconds) -> str:
@@ -237,6 +265,12 @@ def _assumptions(planned: Planned) -> list[str]:
     return ["", *lines]
 
 
+def _contradictions(planned: Planned) -> list[str]:
+    found = contradictions.faults(planned.recipe)
+    lines = [f"contradicts: {PARAMS / planned.name}.yaml: {line}" for line in found]
+    return ["", *lines] if lines else []
+
+
 def table(answers: Mapping[str, Sequence[Fit]]) -> str:
     """Format recipes by cards, as Markdown."""
     cards = [each.card.name for each in next(iter(answers.values()))]
@@ -296,10 +330,16 @@ def main(arguments: list[str]) -> int:
     here = None if args.card else gpu_cards.card_here()
     cards = [CARDS[size] for size in args.card or CARDS] + ([here] if here else [])
     answers = {
-        name: [answer(each, card, network) for card in cards] for name, each in planned.items()
+        name: [
+            answer(each, card, network, proposing=len(planned) == 1 and wants_gpu(each, args.card))
+            for card in cards
+        ]
+        for name, each in planned.items()
     }
     if len(planned) > 1:
         print(table(answers))
+        found = [line for each in planned.values() for line in _contradictions(each) if line]
+        print(*found, sep="\n", end="\n" * bool(found), file=sys.stderr)
     else:
         [(name, row)] = answers.items()
         print(report(planned[name], row))

@@ -48,6 +48,7 @@ from params.schema.recipe import Recipe
 from tasks import chat, recipes
 from tasks.extensions.named import OWN
 from tasks.questions.record_files import check_folder
+from tasks.recipes import contradictions
 from tasks.tools import web_cache
 from tasks.trees.words import printable
 
@@ -334,11 +335,18 @@ def _check_and_run(recipe: str, changed: Mapping[str, Sequence[str]]) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"retrain: {printable(str(error))}", file=sys.stderr)
         return 2
+    _warn(recipe, contradictions.faults(recipes.load(recipe, Path("params"))))
     ran_before = pipeline.locked()
     for name, reasons in changed.items():
         if name in ran_before:
             print(f"{name} has to run: {'; '.join(reasons)}")
     return _run(recipe)
+
+
+def _warn(recipe: str, found: Sequence[str]) -> None:
+    """Print what contradicts in a recipe, which stops nothing."""
+    for line in found:
+        print(printable(f"retrain: params/{recipe}.yaml: {line}"), file=sys.stderr)
 
 
 def _run(recipe: str) -> int:

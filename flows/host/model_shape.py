@@ -184,11 +184,14 @@ def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
             trust_remote_code=False,
         )
     except (OSError, ValueError):
+        from tasks.recipes.contradictions import where_commits  # with rooms that sizes need not
+
         raise ValueError(
             f"prepare.policy.name {policy.name} at revision {policy.revision} is no row of "
             f"{folder / 'architectures.yaml'}, no folder and not in the hub's cache: add a row "
             "with its config.json, or fetch it once: `hf download "
-            f"{policy.name} config.json --revision {policy.revision or 'main'}`"
+            f"{policy.name} config.json --revision {policy.revision or '<commit>'}`. Commits: "
+            f"{where_commits(policy.name)}"
         ) from None
     except Exception as error:  # what transformers raises for wrong values has no class of its own
         reason = " ".join(str(error).split())

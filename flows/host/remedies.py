@@ -44,10 +44,11 @@ Kind = Callable[[Recipe, Card], Iterator[Candidate]]  # yields the recipe with e
 
 @dataclass(frozen=True)
 class Remedy:
-    """Changes that make a recipe fit, and the bytes that it needs then."""
+    """Changes that make a recipe fit, the bytes that it needs then, and the recipe with them."""
 
     changes: Sequence[RecipeChange]
     peak: float
+    recipe: Recipe
 
 
 def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | None:
@@ -61,7 +62,7 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
             for changed, changes in _settings(recipe, kinds, card):
                 shape = shapes[changed.lora]
                 if fits(changed, row, shape, card):
-                    return Remedy(changes, memory(changed, row, shape, card).peak)
+                    return Remedy(changes, memory(changed, row, shape, card).peak, changed)
     return _more_processes(recipe, row, shapes[recipe.lora], card)
 
 
@@ -76,7 +77,7 @@ def _more_processes(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) ->
                 for changed, changes in _settings(shared, kinds, card):
                     if count > recipe.machine.processes and fits(changed, row, shape, card):
                         peak = memory(changed, row, shape, card).peak
-                        return Remedy([change, *changes], peak)
+                        return Remedy([change, *changes], peak, changed)
     return None
 
 

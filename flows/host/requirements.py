@@ -18,6 +18,10 @@ from tasks.engines import ENGINES
 from tasks.learning.learner_group import LAUNCH
 from tasks.questions.sampled import Sampled
 
+ELSEWHERE = (
+    " with a policy that a CPU trains in time, or let a worker with a GPU run it "
+    "(docs/deployments.md); `beamline plan` says which cards suffice, and needs none"
+)
 PROBE = "tasks.policy.device"
 SECONDS = 120.0  # for the probe: torch takes seconds to import, and a cold GPU as long to answer
 
@@ -86,7 +90,7 @@ def _of_device(
         return
     devices = _devices(device)
     if devices.fault:
-        yield f"'machine.device' = {device!r}: {devices.fault}"
+        yield f"'machine.device' = {device!r}: {devices.fault}{ELSEWHERE}"
         return
     learning = any(stage in gpu.LEARNING for stage in here)
     needed = recipe.machine.processes if learning else 1

@@ -183,7 +183,8 @@ def teacher_of(step: SubStep, expert: Sampled, student: Artifact) -> tuple[Artif
     if not Path(expert.policy.name, "config.json").is_file():
         raise ValueError(
             f"prepare.expert.policy.name {expert.policy.name} is no folder of a policy here, and "
-            "revision is null: name a folder, or set revision to a commit on the hub"
+            "revision is null: name a folder, or set revision to a commit, which stands at "
+            f"https://huggingface.co/{expert.policy.name}/commits/main"
         )
     return Artifact.at(Path(expert.policy.name)), []
 

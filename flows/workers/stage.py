@@ -35,6 +35,7 @@ from params import recipe_files
 from params.schema.recipe import algorithm_of
 from params.whole_file import whole_file
 from tasks import recipes
+from tasks.recipes import contradictions
 
 LATE_RECORD_TIMEOUT = 2.0  # seconds, where the server was lost before
 RECORD_TIMEOUT = 30.0  # seconds until the server has recorded a task run; it takes less than one
@@ -71,6 +72,19 @@ def check_machine(recipe: str, stages: Collection[str] = disk.STAGES) -> None:
     requirements.check(recipe, recipes.load(recipe, Path("params")), stages)
 
 
+def warn(name: str, recipe: str) -> None:
+    """Print what contradicts in a recipe, and what this machine lacks for its later stages.
+
+    A first stage alone may run all the same: another machine may have what the others need.
+    """
+    loaded_recipe = recipes.load(recipe, Path("params"))
+    found = contradictions.faults(loaded_recipe)
+    lacking = requirements.faults(loaded_recipe, os.environ)
+    found += [f"later stages cannot run on this machine: {fault}" for fault in lacking]
+    for line in found:
+        print(f"{name}: params/{recipe}.yaml: {line}", file=sys.stderr)
+
+
 def explained(error: Exception, recipe: str) -> str | None:
     """Return the message for an error that ends a run; None for an error of the program."""
     if disk.is_full():
@@ -101,6 +115,8 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         stages = [stage for stage in disk.STAGES if stage == flow.name]
         check(recipe, stages)
         check_machine(recipe, stages)
+        if flow.name == disk.STAGES[0] and PARENT_TASK_RUN not in os.environ:
+            warn(name, recipe)
         configured_server.check()
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)

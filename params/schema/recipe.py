@@ -26,6 +26,7 @@ from params.schema.verdict import Verdict
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
 REWARD_BEFORE = {"broken_format": -1.0, "wrong": 0.0, "many_tools_bonus": 0.1}  # now a list
 NEED_SCORES = ("answer", "many_tools", "scorer")  # parts of the reward
+SHORTEST_PROMPT = 32  # tokens; no smaller context has room for a prompt and a response
 LONGEST_LINE = 400  # characters of a line that a run prints
 TOOLS_BEFORE = ("python", "search")  # sections of older recipes that are in ``tools`` now
 SOURCES_BEFORE = "questions/"  # where files of a user's own were
@@ -92,10 +93,11 @@ class Recipe(Frozen):
                     "lower one of the former, or raise the latter"
                 )
         elif dialogue.response_tokens >= context:
+            lower = ", or lower the former" if context > SHORTEST_PROMPT else ""
             raise ValueError(
-                f"dialogue.response_tokens {self.dialogue.response_tokens} leaves no room for a "
-                f"prompt in prepare.policy.context {self.prepare.policy.context}: lower the "
-                "former, or raise the latter"
+                f"dialogue.response_tokens {dialogue.response_tokens} leaves no room for a prompt "
+                f"in prepare.policy.context {context}: raise the latter to more than the former "
+                f"and the longest prompt together{lower}"
             )
         return self
 

@@ -228,14 +228,19 @@ def _layers_without(text: Mapping[str, Any], kind: str) -> str:
 
 def read(name: str, revision: str | None) -> dict[str, Any] | None:
     """Return the config.json of a folder, or of a commit in the hub's cache; None without one."""
-    for file in (Path(name, "config.json"), _cached(name, revision)):
-        if file and file.is_file():
-            try:
-                config = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError):  # loading the policy says what is wrong with it
-                return None
-            return config if isinstance(config, dict) else None
+    if file := file_of(name, revision, "config.json"):
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # loading the policy says what is wrong with it
+            return None
+        return config if isinstance(config, dict) else None
     return None
+
+
+def file_of(name: str, revision: str | None, file: str) -> Path | None:
+    """Return a file of a folder, or of a commit in the hub's cache; None where it is not here."""
+    places = (Path(name, file), _cached(name, revision, file))
+    return next((place for place in places if place and place.is_file()), None)
 
 
 def described(config: Any) -> dict[str, Any]:
@@ -311,11 +316,11 @@ def _number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def _cached(name: str, revision: str | None) -> Path | None:
-    """Return where the hub's cache has the config.json of a commit."""
+def _cached(name: str, revision: str | None, file: str) -> Path | None:
+    """Return where the hub's cache has a file of a commit."""
     if not revision:
         return None
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     root = Path(os.environ.get("HF_HOME", home), "hub")
     root = Path(os.environ.get("HF_HUB_CACHE", root)).expanduser()
-    return root / f"models--{name.replace('/', '--')}" / "snapshots" / revision / "config.json"
+    return root / f"models--{name.replace('/', '--')}" / "snapshots" / revision / file

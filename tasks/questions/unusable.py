@@ -69,6 +69,8 @@ def refuse(faults: Sequence[Fault], docs: Path) -> NoReturn:
     count = len({fault.place for fault in faults if fault.place})
     records = "1 record" if count == 1 else f"{count:,} records"
     remedy = "correct them, or set prepare.faulty to drop, which leaves them out"
+    if all(fault.problem == LONG_PROMPT for fault in faults):
+        remedy = "make room for them as said there" + remedy.removeprefix("correct them")
     if any(not fault.place for fault in faults):
         records, remedy = f"files and {records}", "correct them"
     raise ValueError(

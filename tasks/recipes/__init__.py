@@ -30,6 +30,7 @@ from tasks.extensions import named
 from tasks.policy import abilities, layer_kinds
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled, Teacher
+from tasks.recipes import contradictions
 from tasks.rewards import judging, reward_parts
 from tasks.rewards.steps import Steps
 from tasks.tools.own_tool import offered, tool_kind
@@ -198,6 +199,8 @@ def check(values: Mapping[str, Any], where: str) -> Recipe:
         faults += [line for line in str(error).splitlines() if not (faults and "tools has" in line)]
     if recipe and not faults:
         faults = [f"{where}: {line}" for line in cross_faults(recipe)]
+    if recipe and not faults:
+        faults = [f"{where}: {line}" for line in contradictions.impossible(recipe)]
     if recipe:
         recipe, section_faults = with_expert(recipe, where)
         faults += [line for line in section_faults if not (faults and "tools has" in line)]
