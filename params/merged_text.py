@@ -1,4 +1,8 @@
-"""Write the values of a recipe into the text of its base, whose comments and layout stay."""
+"""Write the values of a recipe into the text of its base, whose comments and layout stay.
+
+A comment behind a value of the recipe takes the place of the base's; one on a line of its own is
+for readers of the recipe's file alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import yaml
 
 from params import strict_yaml
-from params.merging import Path, Way, is_dropped, way_of, whole
+from params.merging import NAMED, Path, Way, is_dropped, way_of, whole
 from params.whole_file import BASE
 
 WORD = re.compile(r"[A-Za-z_][\w-]*")  # a key that needs no quotes anywhere
@@ -27,12 +31,14 @@ class ParsedText:
     text: str
     values: Any
     node: yaml.Node
+    comment: str = ""  # on the line of its key
 
     def inner(self, key: str) -> ParsedText:
         """Return the value of a key."""
         assert isinstance(self.node, yaml.MappingNode)
-        node = next(value for name, value in self.node.value if name.value == key)
-        return ParsedText(self.text, self.values[key], node)
+        name, node = next(entry for entry in self.node.value if entry[0].value == key)
+        comment = _comment(self.text, name, node)
+        return ParsedText(self.text, self.values[key], node, comment)
 
 
 def merged(base: str, own: str, values: Mapping[str, Any]) -> str:
@@ -79,7 +85,8 @@ def _mapping(base: ParsedText, own: ParsedText, above: Path) -> str:
             text = text.rstrip(" ") + gap.removeprefix("\n") if text else gap.lstrip("\n ")
     text = text.rstrip()
     for name in _added(base, own, above):
-        block = f"{_key(name)}:{_written(own.inner(name), (*above, name), column, '')}"
+        inner = own.inner(name)
+        block = f"{_key(name)}:{_written(inner, (*above, name), column, inner.comment)}"
         text += f"\n{' ' * column}{block}" if text else block
     return text or EMPTY
 
@@ -98,29 +105,37 @@ def _entry(base: ParsedText, own: ParsedText, key: yaml.Node, value: yaml.Node, 
     if way is Way.UNSET:
         return ""
     if way is Way.MERGED:
-        body = _mapping(base.inner(name), inner, path)
-        in_braces = isinstance(value, yaml.CollectionNode) and value.flow_style
-        tail = text[_end(text, key, value) : end] if in_braces else ""
-        before = text[key.start_mark.index : value.start_mark.index]
-        return f"{before if body != EMPTY else f'{written[: len(name)]}: '}{body}{tail}"
-    return _exchanged(base, key, value, inner, path)
+        return _section(base.inner(name), inner, key, path)
+    return _exchanged(base.inner(name), key, inner, path)
 
 
-def _exchanged(
-    base: ParsedText, key: yaml.Node, value: yaml.Node, own: ParsedText, path: Path
-) -> str:
+def _section(base: ParsedText, own: ParsedText, key: yaml.Node, path: Path) -> str:
+    """Return an entry that is a mapping in both."""
+    text, node, body = base.text, base.node, _mapping(base, own, path)
+    assert isinstance(node, yaml.MappingNode)
+    begin = text[key.start_mark.index : node.start_mark.index]
+    comment = own.comment or base.comment
+    if node.flow_style or body == EMPTY:
+        begin = f"{text[key.start_mark.index : key.end_mark.index]}: "
+        return f"{begin}{body}{f' {comment}' if comment else ''}"
+    if own.comment:
+        first, _, rest = begin.partition("\n")
+        begin = f"{first.removesuffix(base.comment).rstrip()} {comment}\n{rest}"
+    return f"{begin}{body}"
+
+
+def _exchanged(base: ParsedText, key: yaml.Node, own: ParsedText, path: Path) -> str:
     """Return an entry with another value.
 
-    The comment on the key's line stays, unless it is that of a section of another kind.
+    The comment on the key's line stays, unless the recipe has one there, or it is that of a section
+    of another kind.
     """
     begin = base.text[key.start_mark.index : key.end_mark.index]
-    line = base.text[key.end_mark.index : _line_end(base.text, key.end_mark.index)]
-    one_line = "\n" not in base.text[key.end_mark.index : _end(base.text, key, value)]
-    if one_line:
-        line = line[_end(base.text, key, value) - key.end_mark.index :]
-    is_section = isinstance(value, yaml.MappingNode) and not one_line
-    comment = "" if is_section or "#" not in line else line[line.index("#") :]
-    return f"{begin}:{_written(own, path, key.start_mark.column, comment.strip())}"
+    many_lines = "\n" in base.text[key.end_mark.index : _end(base.text, key, base.node)]
+    is_section = isinstance(base.node, yaml.MappingNode) and many_lines
+    stays = not is_section or (len(path) == 1 and path[0] in NAMED)
+    comment = own.comment or (base.comment if stays else "")
+    return f"{begin}:{_written(own, path, key.start_mark.column, comment)}"
 
 
 def _added(base: ParsedText, own: ParsedText, above: Path) -> list[str]:
@@ -143,7 +158,8 @@ def _written(own: ParsedText, path: Path, column: int, comment: str) -> str:
         first, _, rest = text.partition("\n")
         lines = rest.lstrip(" ")
         moved = _moved(lines, len(rest) - len(lines), deeper)
-        return f" {first}{behind}\n{' ' * deeper}{moved}"
+        style = first.partition("#")[0].rstrip()
+        return f" {style}{behind}\n{' ' * deeper}{moved}"
     return f" {(_json(value) if chr(10) in text else text) or 'null'}{behind}"
 
 
@@ -209,6 +225,18 @@ def _end(text: str, key: yaml.Node | None, node: yaml.Node) -> int:
     if begin == end and key is not None:  # nothing behind the colon
         return text.index(":", key.end_mark.index) + 1
     return begin + len(text[begin:end].rstrip())
+
+
+def _comment(text: str, key: yaml.Node, node: yaml.Node) -> str:
+    """Return the comment on the line of a key; "" for none."""
+    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+        begin = node.start_mark.index + 1  # behind it may be a sign, and a width
+    elif isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        begin = text.index(":", key.end_mark.index) + 1
+    else:
+        begin = _end(text, key, node)
+    rest = text[begin : _line_end(text, begin)].lstrip(" \t+-0123456789").rstrip()
+    return rest if rest.startswith("#") else ""
 
 
 def _line_end(text: str, at: int) -> int:

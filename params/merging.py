@@ -53,7 +53,8 @@ def is_dropped(key: str, value: Any, own: Mapping[str, Any], above: Path) -> boo
 
 def way_of(path: Path, base: Any, own: Any, is_there: bool) -> Way:
     """Return how ``own`` at a path gets into what is there in the base, if anything is."""
-    if own is None and is_there and (_is_entry(path) or in_defaults(path) in defaults()):
+    has_default = defaults().get(in_defaults(path)) is not None  # null is null where it is so
+    if own is None and is_there and (_is_entry(path) or has_default):
         return Way.UNSET
     if isinstance(base, Mapping) and base and isinstance(own, Mapping) and own:
         return Way.SET if _is_another(path, base, own) else Way.MERGED

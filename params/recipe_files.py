@@ -73,7 +73,10 @@ class Resolved:
         text = merged_text.completed(text, _left_out(self.values))
         files = " and ".join(written.file.name for written in self.chain)
         heads = [GENERATED.format(files, self.chain[0].name)]
-        heads += [merged_text.head(written.text) for written in self.chain]
+        own, *bases = [
+            (written.file.name, merged_text.head(written.text)) for written in self.chain
+        ]
+        heads += [own[1], *(f"# {file} says of itself:\n{head}" for file, head in bases if head)]
         return "\n#\n".join(filter(None, heads)) + f"\n\n{text}"
 
     def levels(self) -> list[dict[str, Any]]:

@@ -176,7 +176,7 @@ def test_deployment_is_accepted_by_prefect(deployment):
 )
 def test_schedule_starts_a_valid_recipe(tmp_path, deployment, given):
     shutil.copytree(ROOT / "params", tmp_path / "params")
-    overrides.apply(given["overrides"], tmp_path / "params" / f"{given['recipe']}.yaml")
+    overrides.apply_to(given["recipe"], given["overrides"], tmp_path / "params")
     assert settings_of(given["recipe"], tmp_path / "params")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from flows.host import warm
+from params import recipe_files
 from tasks.ledger import artifacts, substeps
 from tests.checkout import call, checkout, environment, others_parent, retrain
 from tests.toy_project import git, processes
@@ -41,7 +42,7 @@ def act_in_a_world(folder):
     """Make smoke, in a clean checkout, a recipe of a world: tiny-lake, made small."""
     place = folder / "params/smoke.yaml"
     smoke = yaml.safe_load(place.read_text())
-    lake = yaml.safe_load((folder / "params/tiny-lake.yaml").read_text())
+    lake = recipe_files.read("tiny-lake", folder / "params")
     lake["machine"], lake["cold_start"] = smoke["machine"], smoke["cold_start"] | {"steps": 20}
     prepare = lake["prepare"]
     prepare["policy"] = smoke["prepare"]["policy"] | {"vocabulary": 320}
@@ -74,7 +75,7 @@ def learn_rewards(folder):
     act_in_a_world(folder)
     place = folder / "params/smoke.yaml"
     recipe = yaml.safe_load(place.read_text())
-    learned = yaml.safe_load((folder / "params/tiny-reward-model.yaml").read_text())["reward_model"]
+    learned = recipe_files.read("tiny-reward-model", folder / "params")["reward_model"]
     again = learned["again"] | {"every": 1, "steps": 4}
     few = {"labels": 0.6, "steps": 8, "save_every": 2, "again": again}
     recipe["reward_model"] = learned | few

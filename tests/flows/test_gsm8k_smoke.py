@@ -7,7 +7,6 @@ import shutil
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 from prefect.context import refresh_global_settings_context
 
 from flows.stages.champion import champion_flow
@@ -18,6 +17,7 @@ from flows.stages.reinforce import reinforce_flow
 from flows.stages.reward_model import reward_model_flow
 from flows.stages.verdict import verdict_flow
 from flows.workers import stage
+from params import overrides
 from tests.checkout import checkout
 
 STAGES = (
@@ -40,11 +40,8 @@ def run(tmp_path_factory, data, api):
     (folder / "data/sources/gsm8k").mkdir(parents=True, exist_ok=True)
     for split in ("train", "test"):
         shutil.copy(data / f"gsm8k/{split}.jsonl", folder / "data/sources/gsm8k")
-    recipe = folder / "params/gsm8k-smoke.yaml"
-    settings = yaml.safe_load(recipe.read_text())
-    settings["prepare"]["questions"]["validation"] = SET_ASIDE
-    settings["evaluate"]["questions"] = 12
-    recipe.write_text(yaml.safe_dump(settings))
+    fewer = [f"prepare.questions.validation={SET_ASIDE}", "evaluate.questions=12"]
+    overrides.apply_to("gsm8k-smoke", fewer, folder / "params")
     threads, said = torch.get_num_threads(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -35,7 +35,7 @@ def said(capsys, *arguments):
 def rewritten(folder, name, **changes):
     """The recipe's file with other values; ``section__key=value``."""
     file = folder / "params" / f"{name}.yaml"
-    values = yaml.safe_load(file.read_text())
+    values = recipe_files.read(name, file.parent)
     for path, value in changes.items():
         *sections, key = path.split("__")
         place = values

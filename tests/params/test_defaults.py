@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from params import overrides
+from params import overrides, recipe_files
 from params.schema.base import PARAMS
 from params.schema.defaults import ENTRY, defaults
 from tasks import recipes
@@ -42,7 +42,7 @@ NEW = {  # which recipes of the project leave out
 
 def written(name, **changes):
     """Return a parsed recipe that writes all of its keys."""
-    return edited(yaml.safe_load((PARAMS / f"{name}.yaml").read_text()), NEW | changes)
+    return edited(recipe_files.read(name), NEW | changes)
 
 
 SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)

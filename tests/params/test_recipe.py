@@ -17,6 +17,7 @@ from params.schema.addresses import SERVERS
 from params.schema.algorithms import load_algorithms
 from params.schema.base import PARAMS
 from params.schema.benchmarks import load_benchmarks
+from params.schema.defaults import defaults
 from params.schema.prepare import BenchmarkQuestions
 from tasks import recipes
 from tasks.questions.computation import ComputationExpert
@@ -135,7 +136,8 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         if values["prepare"]["policy"]["kind"] == "pretrained":
             values["prepare"]["policy"].setdefault("gguf", None)
         for key in ("memory", "servers", "lanes"):  # they decide nothing, and are in no key
-            chosen, written = getattr(recipe.engine, key), values["engine"].pop(key)
+            chosen = getattr(recipe.engine, key)
+            written = values["engine"].pop(key, defaults().get(f"engine.{key}"))
             assert chosen == (tuple(written) if key == "servers" else written)
         assert recipe.model_dump(mode="json") == values
 

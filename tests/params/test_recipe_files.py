@@ -69,6 +69,7 @@ def test_only_what_is_written_differs_from_the_base(folder):
         ("dialogue:\n   system: |\n     One.\n\n      Two.", "dialogue.system", "One.\n\n Two.\n"),
         ("lora: # x\n - a: 1\n   b: 2\n - 3 # y", "lora", [{"a": 1, "b": 2}, 3]),
         ("lora: {rank: 1}", "lora", {"rank": 1}),
+        ("engine: {servers: []}\ndialogue: {prompt_tokens: null}", "dialogue.prompt_tokens", None),
     ],
 )
 def test_way_of_a_value_into_its_base(folder, text, key, value):
@@ -164,6 +165,29 @@ def test_whole_file_holds_what_the_recipe_holds(folder):
     whole = strict_yaml.parse(resolved.text(), "it")
     assert recipes.check(whole, "whole") == recipes.check(resolved.values, "short")
     assert {key for key in defaults() if "." not in key} <= whole.keys()
+
+
+def test_comment_of_the_recipe_takes_the_place_of_the_base_s(folder):
+    text = written(
+        folder,
+        "# Mine.\nbase: tiny\nseed: 5 # my own\nmachine: # of mine\n  threads: 1\n"
+        "dialogue:\n  system: >- # a rule\n    Be # brief.\nenvironment: # a lake\n"
+        "  frozen_lake: {steps: 3}\nreinforce:\n  reward: # one part\n    - answer: {}\n"
+        "tools: {python: {processes: 1} } # of tools\nlora: {rank: 1} # small\n",
+    ).text()
+    assert "\nseed: 5 # my own\n" in text and "\nmachine: # of mine\n  threads: 1 # of" in text
+    assert "\n  system: >- # a rule\n    Be # brief.\n" in text
+    assert "\nenvironment: # a lake\n  frozen_lake: {steps: 3}\n" in text
+    assert "\n  reward: # one part\n    - answer: {}\n" in text
+    assert "\n    processes: 1\n" in text and "\nlora: {rank: 1} # small\n" in text
+    assert "# Mine.\n#\n# tiny.yaml says of itself:\n# The default recipe" in text
+
+
+def test_shipped_whole_files_are_the_recipes():
+    """Whoever reads the generated file, as DVC does, reads the same recipe."""
+    for name in recipe_files.names():
+        whole = strict_yaml.read(whole_file(name, PARAMS))
+        assert recipes.check(whole, name) == recipes.load(name), name
 
 
 def test_refreshed_where_recipe_or_base_changes(folder):
