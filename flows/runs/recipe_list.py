@@ -41,8 +41,8 @@ def add_to_pipeline(recipe: str) -> Path | None:
     """List a recipe with its file; return the file that was changed for it, or None.
 
     Comments, layout and order stay, and the file is replaced in one step. Beside a dvc.yaml without
-    such a list nothing is changed. Raises ValueError for a file that is no YAML, and for a recipe
-    that both files list.
+    such a list nothing is changed. Raises ValueError for a file that is no YAML, for a dvc.yaml of
+    an earlier version, and for a recipe that both files list.
     """
     whole = whole_file(recipe, Path("params")).as_posix()
     with files.locked(LOCK):
@@ -90,6 +90,11 @@ def _recipes(file: Path) -> yaml.MappingNode | None:
     variables = _value(top, "vars") if file == PIPELINE else None
     places = variables.value if isinstance(variables, yaml.SequenceNode) else [top]
     nodes = [_value(place, KEY) for place in places]
+    if file == PIPELINE and any(isinstance(node, yaml.SequenceNode) for node in nodes):
+        raise ValueError(
+            f"{file} lists recipes as versions before 0.8.0 did: take that of the new version, "
+            f"without recipes of yours, which {OWN} gets (docs/upgrading.md)"
+        )
     return next((node for node in nodes if isinstance(node, yaml.MappingNode)), None)
 
 

@@ -62,7 +62,7 @@ def test_name_that_looks_like_a_number_is_quoted():
     assert listed == {"recipes": {"1": "params/1.yaml"}}
 
 
-@pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n  - recipes: [a]\n", "vars:\n- a.yaml\n"])
+@pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n- a.yaml\n"])
 def test_pipeline_without_a_list_stays(text):
     Path("dvc.yaml").write_text(text)
     assert recipe_list.add_to_pipeline("mine") is None
@@ -102,3 +102,13 @@ def test_run_here_adds_a_recipe_that_has_a_file(project, capsys):
     assert yaml.safe_load(Path("params.yaml").read_text())["recipes"] == {
         "mine": "params/mine.yaml"
     }
+
+
+def test_pipeline_that_a_merge_has_left_in_its_earlier_form_is_refused():
+    """DVC says that it cannot redefine a variable, or finds no key; nothing is written."""
+    Path("dvc.yaml").write_text(f"vars:\n  - recipes:\n      - tiny\n      - mine\n{TAIL}")
+    with pytest.raises(
+        ValueError, match=r"^dvc\.yaml lists recipes as versions before 0\.8\.0 did"
+    ):
+        recipe_list.add_to_pipeline("mine")
+    assert not recipe_list.OWN.exists()
