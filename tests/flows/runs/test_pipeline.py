@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from flows.runs import pipeline
+from params import recipe_files
 from params.run_folders import OUTS, RunFolders
 from tasks.ledger import keys
 from tests import toy_project as toy
@@ -42,6 +43,23 @@ def test_status_has_the_stages_to_run_and_the_reasons(ran):
     assert "code: first.py" in pipeline.status("toy")["first@toy"]
     Path("dvc.lock").unlink()
     assert list(pipeline.status("toy")) == ["first@toy", "later@toy"]
+
+
+def test_only_what_a_short_recipe_or_its_base_changes_runs_again(ran):
+    """The stages that had run before the recipe got its base count, as long as values stay."""
+    toy.give_base(ran)
+    recipe, base = Path("params/toy.yaml"), Path("params/whole.yaml")
+    recipe_files.refresh("toy", Path("params"))
+    assert pipeline.follow_file("toy") and not pipeline.follow_file("toy")
+    assert pipeline.status("toy") == {} and toy.repro(ran) == []
+    recipe.write_text("base: whole\nevaluate: {questions: 2}\n")
+    recipe_files.refresh("toy", Path("params"))
+    assert pipeline.status("toy") == {"later@toy": ["evaluate.questions: 1 -> 2"]}
+    assert toy.repro(ran) == ["later@toy"]
+    base.write_text(base.read_text().replace("seed: 3", "seed: 4"))
+    recipe_files.refresh("toy", Path("params"))
+    assert pipeline.status("toy") == {"first@toy": ["seed: 3 -> 4"]}
+    assert toy.repro(ran) == ["first@toy"], "it wrote the same, which is all that the other reads"
 
 
 def test_digests_are_those_of_dvc_lock(ran):
