@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
-from params import strict_yaml
+from params import strict_yaml, suggestions
 from params.schema.defaults import defaults, in_defaults
 
 WHOLE = ", or give a section that is left out as a whole: <section>={key: value}"
@@ -74,7 +74,12 @@ def find(text: str, path: Sequence[str], where: str, above: bool = False) -> yam
             names = sorted({*entries, *_optional(path[:depth])})
             known = f"choose one of {names}" if entries else f"'{section}' is a single value"
             hint = WHOLE if above or depth < len(path) - 1 else ""
-            raise ValueError(f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}")
+            there = [*_paths(_composed(text)), *defaults()]
+            missing = ".".join(path[: depth + 1])
+            meant = "" if part in names else suggestions.meant_key(missing, there)
+            raise ValueError(
+                f"{where} has no key '{key}' ('{part}' is missing): {known}{hint}{meant}"
+            )
         node = entries[part]
     assert node
     return node
@@ -84,6 +89,13 @@ def _optional(path: Sequence[str]) -> list[str]:
     """Return the keys that a recipe may leave out of the section at a path."""
     split = (key.rpartition(".") for key in defaults())
     return [name for section, _, name in split if section == in_defaults(path)]
+
+
+def _paths(node: yaml.Node | None, above: str = "") -> Iterator[str]:
+    """Yield the dotted path of each key in a file."""
+    for name, entry in _entries(node).items():
+        yield f"{above}{name}"
+        yield from _paths(entry, f"{above}{name}.")
 
 
 @functools.cache  # the overrides of many variants change the same few files

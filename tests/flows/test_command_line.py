@@ -128,7 +128,9 @@ def test_restored_run_of_an_older_version_is_shown_by_the_installed_code(tmp_pat
 
 def test_unknown_command_is_refused():
     done = CliRunner().invoke(command_line.beamline, ["trian", "tiny"])
-    assert done.exit_code == 2 and "trian" in done.output
+    assert done.exit_code == 2 and "No such command 'trian'" in done.output
+    done = CliRunner().invoke(command_line.beamline, ["plna", "tiny"])
+    assert done.exit_code == 2 and "did you mean 'plan'?" in done.output
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,22 @@ def test_fault_of_a_recipe_names_what_was_meant(change, meant):
     assert asked.count(meant) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("reinforce.rollout.leafs=3", "'reinforce.rollout.leaves'"),
+        ("temperature=1", "'evaluate.temperature' or 'reinforce.rollout.temperature'"),
+        ("reinforce.ahed=2", "'reinforce.ahead'"),  # which the file may leave out
+        ("algorithm.estimatr=1", "'estimator'"),
+        ("machnie.threads=1", "'machine'"),
+    ],
+)
+def test_key_to_set_is_suggested(change, meant):
+    with pytest.raises(ValueError, match="did you mean") as caught:
+        recipes.load_changed("tiny", [change])
+    assert meant in str(caught.value).replace("tiny.", "").replace("arpo.", "")
+
+
 def test_row_of_the_algorithms_is_suggested():
     rows = load_algorithms()
     assert "arpo" in rows
