@@ -20,6 +20,7 @@ from flows.runs import earlier_outs
 from flows.tracking import outbox
 from flows.tracking.run import stage_run
 from flows.workers import server
+from params import overrides
 from tasks.engines.transformers import sampling_worker
 from tasks.extensions.descendants import OWNER
 from tasks.tools import sandbox
@@ -95,6 +96,40 @@ def found_and_cleared(look, *expected):
     assert all(any(said in line for line in found) for said in expected), found
     assert look("--yes")[0] == 0
     assert look() == (0, [])
+
+
+# a recipe
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([], []),
+        (["machine.device=cuda"], ["'machine.device' = 'cuda': ", "beamline plan"]),
+        (
+            ["dialogue.system='<search>x</search>'", "dialogue.tool_calls=0"],
+            ["shows the tags <search>", "'dialogue.tool_calls' = 0"],
+        ),
+        (["engine.kind=vlm"], ["'engine.kind' = 'vlm'"]),
+    ],
+)
+def test_recipe_is_checked_alone(tmp_path, monkeypatch, capsys, changes, words):
+    shutil.copytree(toy.ROOT / "params", tmp_path / "params")
+    (tmp_path / "dvc.yaml").touch()
+    overrides.apply_to("smoke", changes, tmp_path / "params")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert doctor.main(["smoke"]) == bool(words)
+    lines = capsys.readouterr().out.splitlines()
+    if not words:
+        assert lines == ["smoke: nothing contradicts"]
+    assert all(any(word in line for line in lines) for word in words)
+    assert all(line.startswith("params/smoke.yaml: ") for line in lines if words)
+
+
+def test_recipe_that_is_not_there_is_suggested(project, capsys):
+    assert doctor.main(["toi"]) == 1
+    assert "no recipe 'toi'" in capsys.readouterr().out
 
 
 # processes

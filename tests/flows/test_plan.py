@@ -15,13 +15,15 @@ from tasks.recipes import load as settings_of
 from tests import toy_project as toy
 
 PAPERS = ("qwen2.5-3b", "qwen2.5-7b", "llama3.1-8b", "qwen3-8b", "qwen3-14b")
+UNKNOWN = {"kind": "pretrained", "name": "some/model", "revision": None, "context": 512}
 REFUSED = "no setting makes it fit"
 
 
 @pytest.fixture(autouse=True)
 def checkout(tmp_path, monkeypatch):
     """A folder with the recipes, on a machine without a GPU."""
-    shutil.copytree(toy.ROOT / "params", tmp_path / "params", ignore=lambda *_: ["__pycache__"])
+    for folder in ("params", "own"):
+        shutil.copytree(toy.ROOT / folder, tmp_path / folder, ignore=lambda *_: ["__pycache__"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu_cards, "card_here", lambda: None)
     return tmp_path
@@ -112,6 +114,61 @@ def test_too_small_share_for_vllm_is_raised(capsys, checkout):
     assert status == 1
     assert "vllm needs 8.0 GiB, and engine.memory 0.05 of the card is 7.0" in text
     assert "    set engine.memory: 0.6 (it needs" in text
+
+
+PROPOSED = re.compile(
+    r"    with machine.precision: bfloat16: ([\d.]+) GiB, (.+) an iteration, in place of ([\d.]+) "
+    r"GiB, (.+)"
+)
+
+
+def needs(text):
+    """The most GiB of any phase, and the time of an iteration, of the only card in a report."""
+    phases = re.search(r"fits: (.+) of [\d.]+ GiB", text)[1]
+    time = re.search(r"takes some (.+?): ", text)[1]
+    return max(re.findall(r"[\d.]+", phases), key=float), time
+
+
+def test_proposal_gains_what_it_says(capsys, checkout):
+    rewritten(checkout, "tiny", machine__device="cuda")
+    _, text = said(capsys, "tiny", "--card", "24")
+    [(then, faster, now, slower)] = PROPOSED.findall(text)
+    assert (now, slower) == needs(text)
+    assert "with machine.precision: bfloat16; engine.kind: vllm" in text
+    rewritten(checkout, "tiny", machine__precision="bfloat16")
+    _, text = said(capsys, "tiny", "--card", "24")
+    assert (then, faster) == needs(text)
+    assert float(then) < float(now)
+    assert PROPOSED.findall(text) == []
+
+
+def test_nothing_is_proposed_where_no_gpu_is_asked_for(capsys):
+    assert "bfloat16: " not in said(capsys, "tiny")[1]
+    assert "    with " not in said(capsys, "qwen2.5-3b", "--card", "80")[1]  # it has both
+
+
+def test_proposal_for_a_card_that_is_too_small_says_what_makes_it_fit(capsys):
+    _, text = said(capsys, "gsm8k", "--card", "80")
+    [line] = [line for line in text.splitlines() if "bfloat16; reinforce.rollout.rows" in line]
+    assert "recompute: true" in line and "in place of" in line
+    _, kept, fewer = re.findall(r"rows: (\d+)", text)[:3]
+    assert int(kept) > int(fewer)  # than without bfloat16
+
+
+def test_what_contradicts_is_printed(capsys, checkout):
+    rewritten(checkout, "tiny", dialogue__system="Write <search>words</search>.")
+    status, text = said(capsys, "tiny")
+    assert status == 0
+    [line] = [line for line in text.splitlines() if line.startswith("contradicts: ")]
+    assert "params/tiny.yaml: 'dialogue.system' shows the tags <search>" in line
+
+
+def test_model_that_is_not_here_says_where_commits_are(capsys, checkout):
+    rewritten(checkout, "tiny", prepare__policy=UNKNOWN)
+    assert command.main(["tiny"]) == 2
+    words = capsys.readouterr().err
+    assert "https://huggingface.co/some/model/commits/main" in words
+    assert "git ls-remote https://huggingface.co/some/model HEAD" in words
 
 
 def test_several_recipes_give_the_documented_table(capsys):
