@@ -17,7 +17,7 @@ from flows.stages.reinforce import reinforce_flow
 from flows.stages.reward_model import reward_model_flow
 from flows.stages.verdict import verdict_flow
 from flows.workers import stage
-from params import overrides
+from params import overrides, recipe_files
 from tests.checkout import checkout
 
 STAGES = (
@@ -42,6 +42,7 @@ def run(tmp_path_factory, data, api):
         shutil.copy(data / f"gsm8k/{split}.jsonl", folder / "data/sources/gsm8k")
     fewer = [f"prepare.questions.validation={SET_ASIDE}", "evaluate.questions=12"]
     overrides.apply_to("gsm8k-smoke", fewer, folder / "params")
+    recipe_files.refresh("gsm8k-smoke", folder / "params")
     threads, said = torch.get_num_threads(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
