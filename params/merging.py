@@ -1,7 +1,7 @@
 """Merge the values of a recipe into those of its base.
 
-Mappings merge key by key; everything else is replaced whole. A section whose ``kind`` or ``source``
-is another one has other keys, so it is replaced whole, too, and so are sections in which one name
+Mappings merge key by key; everything else is replaced whole. A policy, questions or an expert of
+another kind have other keys, so they are replaced whole, too, and so are sections in which one name
 stands at most, where that is another one. null takes a named entry away, and has a key that may be
 left out at its default.
 """
@@ -17,7 +17,11 @@ from params.whole_file import BASE
 
 Path = tuple[str, ...]  # of a key: ("reinforce", "update", "learning_rate")
 
-KINDS = ("kind", "source")  # keys that decide which others a section has
+KINDS: dict[Path, str] = {  # section -> its key that decides which others it has
+    ("prepare", "policy"): "kind",
+    ("prepare", "questions"): "source",
+    ("prepare", "expert"): "kind",
+}
 NAMED = ("tools", "environment", "dialect")  # sections with entries by name
 ONE_NAME = ("environment", "dialect")  # of these, sections with one entry at most
 OF_ITS_RUNS = ("champion", "expect")  # what holds for the runs of the base alone
@@ -76,4 +80,5 @@ def _is_another(path: Path, base: Mapping[str, Any], own: Mapping[str, Any]) -> 
     """Return whether a section is of another kind than its base's, with other keys."""
     if len(path) == 1 and path[0] in ONE_NAME:
         return any(settings is not None and name not in base for name, settings in own.items())
-    return any(key in own and own[key] != base.get(key) for key in KINDS)
+    kind = KINDS.get(path, "")
+    return kind in own and own[kind] != base.get(kind)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from params import recipe_files, strict_yaml
-from params.merging import merge
+from params.merging import KINDS, merge
 from params.whole_file import BASE
 from params.yaml_edits import edited, exchanged, find, one_value, value_at
 
@@ -32,6 +32,12 @@ def replaced_in_short(
     if path[0] == BASE:
         raise ValueError(f"{where}: the base decides what the other keys are: edit the file")
     as_whole = json.dumps(holds)  # YAML, too, so that errors are those of a whole recipe
+    section = tuple(path[:-1])
+    if KINDS.get(section) == path[-1] and one_value(value, where) != value_at(holds, path):
+        raise ValueError(
+            f"{where}: another {path[-1]} has other keys: give the section as a whole, "
+            f"{'.'.join(section)}={{{path[-1]}: {value}, ...}}"
+        )
     find(as_whole, path[:-1] if may_add else path, where, above=may_add)
     new = one_value(value, where)
     expected = edited(holds, path, new)

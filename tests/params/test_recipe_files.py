@@ -66,6 +66,7 @@ def test_only_what_is_written_differs_from_the_base(folder):
         ("tools: {own/a.py:b: {c: 1}}", "tools", {**TINY["tools"], "own/a.py:b": {"c": 1}}),
         ("tools: {python: null, own/a.py:b: null}", "tools", {"own/a.py:b": None}),
         ("cold_start: null", "cold_start", None),
+        ("engine: {kind: vllm}", "engine", {**TINY["engine"], "kind": "vllm"}),
         ("dialogue:\n   system: |\n     One.\n\n      Two.", "dialogue.system", "One.\n\n Two.\n"),
         ("lora: # x\n - a: 1\n   b: 2\n - 3 # y", "lora", [{"a": 1, "b": 2}, 3]),
         ("lora: {rank: 1}", "lora", {"rank": 1}),
@@ -265,6 +266,7 @@ def test_text_has_the_merged_values(base, own):
         ('dialogue.system="a: b, c"', "dialogue.system", "a: b, c"),
         ("reinforce.reward.1.format.broken=-3", "reinforce.reward", REWARD),
         ("tools={}", "tools", {}),
+        ("engine.kind=vllm", "engine.kind", "vllm"),
         ("tools={own: {a: none}}", "tools", {"own": {"a": "none"}}),
         ("prepare.policy={kind: pretrained, context: 9}", "prepare.policy.context", 9),
     ],
@@ -294,7 +296,14 @@ def test_set_of_a_row_that_the_base_names(folder):
 
 @pytest.mark.parametrize(
     "override",
-    ["nosuch=1", "reinforce.nosuch=1", "base=smoke", "judge.x=1", "tools={python: {a: 1}}"],
+    [
+        "nosuch=1",
+        "reinforce.nosuch=1",
+        "base=smoke",
+        "judge.x=1",
+        "tools={python: {a: 1}}",
+        "prepare.policy.kind=pretrained",
+    ],
 )
 def test_set_of_what_a_short_recipe_cannot_say(folder, override):
     written(folder, "base: tiny\nseed: 1\n")
