@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from params import suggestions
 from params.run_folders import RunFolders
 from params.schema.benchmarks import load_benchmarks
 from params.schema.recipe import Recipe
@@ -33,7 +34,10 @@ def questions_of(
         try:
             held = _of_panel(name, recipe)
             unknown = [one for one in given if one not in held]
-            faults += [f"--sets {one}: the test panel has {sorted(held)}" for one in unknown]
+            faults += [
+                f"--sets {one}: the test panel has {sorted(held)}{suggestions.meant(one, held)}"
+                for one in unknown
+            ]
             sets |= {one: held[one] for one in given or held if one in held}
         except ValueError as error:
             faults.append(str(error))
