@@ -18,6 +18,7 @@ from tests import toy_project as toy
 from tests.checkout import others_parent
 from tests.waiting import wait_until
 
+OTHER_TOOL = "Write <search>words</search>."  # which the recipe lacks
 COMMAND = (sys.executable, "-m", "flows.retrain", "toy", "--here")
 STAGES = yaml.safe_load((toy.ROOT / "dvc.yaml").read_text())["stages"]
 
@@ -31,8 +32,11 @@ def project(project, empty_store):
 
 
 def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
+    toy.write_recipe(project, dialogue__system=OTHER_TOOL)
     ran = toy.run(project, *COMMAND, PREFECT_API_URL=api)
     assert ran.returncode == 0, ran.stdout
+    warned = "retrain: params/toy.yaml: 'dialogue.system' shows the tags <search>, which"
+    assert ran.stdout.count(warned) == 1, "what contradicts stops nothing"
     said = [line for line in ran.stdout.splitlines() if "has run" in line]
     assert said == ["first has run", "later has run"]
     table = Path("reports/toy/table.md").read_text()
@@ -67,7 +71,7 @@ def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     assert again.stdout == f"{up_to_date}set()\n", "it needs none of these, and no server"
     assert toy.repro(project, "later@toy") == [], "so it is for DVC itself"
 
-    toy.write_recipe(project, evaluate__questions=2)
+    toy.write_recipe(project, evaluate__questions=2, dialogue__system=OTHER_TOOL)
     by_dvc = toy.run(project, "dvc", "repro", "later@toy", PREFECT_API_URL=api)
     assert "later has run" in by_dvc.stdout
     assert "first has run" not in by_dvc.stdout
