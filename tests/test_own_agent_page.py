@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks import stand_in as stand_in_policy
-from flows.commands import new
+from flows.commands import new, plan
+from flows.host.gpu_cards import CARDS, GIB
 from tasks import recipes
 from tasks.dialects import open_dialect
 from tasks.environments import open_environment
@@ -112,3 +113,17 @@ def test_yours_in_its_place(copy):
     said = (contradictions.untold_tools, contradictions.foreign_tags, contradictions.no_calls)
     assert [fault for check in said for fault in check(recipe)] == []
     assert recipe.prepare.questions.train == ("parts/train",)
+
+
+def test_its_figures_are_those_of_plan():
+    text = (ROOT / "docs" / AGENT).read_text()
+    rows = re.findall(
+        r"^\| `(own-\S+)` .* (\S+) of (\S+) GiB of a card of (\d+) GB, some (\d+) s an", text, re.M
+    )
+    assert [row[0] for row in rows] == ["own-1.5b", "own-4b"]
+    for name, needed, usable, size, seconds in rows:
+        fit = plan.answer(plan.read(name), CARDS[size])
+        assert fit.fits
+        assert f"{fit.memory.peak / GIB:.1f}" == needed
+        assert f"{fit.card.usable / GIB:.1f}" == usable
+        assert fit.seconds.total == pytest.approx(int(seconds), rel=0.05)

@@ -19,11 +19,11 @@ LONGEST = 2**16  # characters of one text; a number that long is still read in a
 MOST_VALUES = 500_000  # with what aliases stand for; dvc.lock of 20 recipes has 20,000
 
 
-class Loader(yaml.CSafeLoader):
+class DvcLoader(yaml.CSafeLoader):
     """PyYAML's loader, and 1e-05 is a number, as DVC writes it; YAML 1.1 takes it for a text."""
 
 
-Loader.add_implicit_resolver(
+DvcLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
@@ -40,7 +40,7 @@ def load(text: str, name: str) -> Any:
     """Return the content of a YAML text; ValueError with ``name`` and the reason if it has none."""
     check(text, name)
     try:
-        return yaml.load(text, Loader=Loader)
+        return yaml.load(text, Loader=DvcLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{name} cannot be read as YAML: {_first_line(error)}") from None
 
