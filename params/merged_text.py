@@ -41,15 +41,20 @@ class ParsedText:
         return ParsedText(self.text, self.values[key], node, comment)
 
 
-def merged(base: str, own: str, values: Mapping[str, Any]) -> str:
+def merged(base: str, own: str, values: Mapping[str, Any], where: str) -> str:
     """Return the text of ``base`` with what ``own`` says in place, which has ``values``.
 
     Both are sound texts of recipes. The comments before the first key are of neither.
+
+    Raises ValueError for what cannot be put there; ``where`` is the file of ``own`` in its message.
     """
     lower, upper = _parsed(base), _parsed(own)
     text = f"{_mapping(lower, upper, ())}\n"
-    if strict_yaml.parse(text, "it") != values:
-        raise AssertionError(f"this text has not the merged values:\n{text}")
+    if not _says(text, values):
+        raise ValueError(
+            f"{where} cannot be written into the text of its base: write its sections with their "
+            "keys in lines, its texts in double quotes, and no .nan"
+        )
     return text
 
 
@@ -153,14 +158,42 @@ def _written(own: ParsedText, path: Path, column: int, comment: str) -> str:
     text = own.text[start.index : end]
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         text = own.text[start.index : _line_end(own.text, end)]
-        return f"{behind}\n{' ' * deeper}{_moved(text, start.column, deeper)}"
+        block = f"{' ' * deeper}{_moved(text, start.column, deeper)}"
+        return f"{behind}\n{block if _stays(chr(10) + block, value) else _dumped(value, deeper)}"
     if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
         first, _, rest = text.partition("\n")
         lines = rest.lstrip(" ")
         moved = _moved(lines, len(rest) - len(lines), deeper)
-        style = first.partition("#")[0].rstrip()
-        return f" {style}{behind}\n{' ' * deeper}{moved}"
+        style, block = first.partition("#")[0].rstrip(), f"{' ' * deeper}{moved}"
+        if "+" not in style and _stays(f"{style}\n{block}", value):
+            return f" {style}{behind}\n{block}"
     return f" {(_json(value) if chr(10) in text else text) or 'null'}{behind}"
+
+
+def _says(text: str, values: Any) -> bool:
+    """Return whether a text has these values."""
+    try:
+        return bool(strict_yaml.parse(text, "it") == values)
+    except ValueError:
+        return False
+
+
+def _stays(block: str, value: Any) -> bool:
+    """Return whether what is behind a colon has this value also where other keys follow.
+
+    A moved block does not if a comment or a line of a text stood left of it, or if a text ends with
+    blank lines.
+    """
+    return _says(f"it: {block}\nnext: 0", {"it": value, "next": 0})
+
+
+def _dumped(value: Any, column: int) -> str:
+    """Return a section or a list as a block whose entries stand in lines, without comments."""
+    if isinstance(value, Mapping):
+        entries = [f"{_key(name)}: {_json(inner)}" for name, inner in value.items()]
+    else:
+        entries = [f"- {_json(inner)}" for inner in value]
+    return "\n".join(f"{' ' * column}{entry}" for entry in entries)
 
 
 def _moved(block: str, column: int, to: int) -> str:

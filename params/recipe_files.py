@@ -64,12 +64,15 @@ class Resolved:
         return len(self.chain) > 1
 
     def text(self) -> str:
-        """Return the whole recipe as a file, with the comments of its bases."""
+        """Return the whole recipe as a file, with the comments of its bases.
+
+        Raises ValueError, with file and remedy, for what cannot be put into the text of a base.
+        """
         if not self.has_base:
             return self.chain[0].text
         text = self.chain[-1].text
         for written, values in zip(reversed(self.chain[:-1]), self.levels()[1:], strict=True):
-            text = merged_text.merged(text, written.text, values)
+            text = merged_text.merged(text, written.text, values, str(written.file))
         text = merged_text.completed(text, _left_out(self.values))
         files = " and ".join(written.file.name for written in self.chain)
         heads = [GENERATED.format(files, self.chain[0].name)]

@@ -23,6 +23,7 @@ import yaml
 LARGEST = 2**17  # bytes of a file
 DEEPEST = 32  # mappings and lists inside one another
 DAY = re.compile(r"\d{4}-\d\d-\d\d|\d{4}-\d\d?-\d\d?(?:[Tt]|[ \t]+)\d\d?:.*")  # no text to DVC
+SIGNS = ("=", "<<")  # of no text to DVC, either, which then cannot read the file
 SHOWN = 60  # characters of a value in a message
 
 
@@ -179,11 +180,15 @@ def _colons(events: Sequence[yaml.Event]) -> Iterator[str]:
 
 
 def _days(events: Sequence[yaml.Event]) -> Iterator[str]:
-    """Yield a fault for each unquoted day, which DVC reads as a date and then cannot write."""
+    """Yield a fault for each unquoted day or sign, which DVC cannot write, or read."""
     for event in events:
-        if isinstance(event, yaml.ScalarEvent) and not event.style and DAY.fullmatch(event.value):
+        if not isinstance(event, yaml.ScalarEvent) or event.style:
+            continue
+        is_day = DAY.fullmatch(event.value)
+        if is_day or event.value in SIGNS:
             line = event.start_mark.line + 1 if event.start_mark else "?"
-            yield f", line {line}: {event.value} is a date to DVC: write it in quotes"
+            kind = "a date" if is_day else "a sign"
+            yield f", line {line}: {event.value} is {kind} to DVC: write it in quotes"
 
 
 def _has_colon(event: yaml.ScalarEvent) -> bool:

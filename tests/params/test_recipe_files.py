@@ -241,12 +241,55 @@ def in_blocks(values, column=0):
     return "\n".join(lines[:-2])
 
 
+@pytest.mark.parametrize(
+    ("style", "value"),
+    [
+        ("|\n    Be\n\n      brief.\n", "Be\n\n  brief.\n"),
+        ("|2\n      Be\n    brief.\n", "  Be\nbrief.\n"),
+        ("|\n      \n      # Be\n         \n      brief.\n", "\n# Be\n   \nbrief.\n"),
+        ("|+\n    Be\n\n", "Be\n\n"),
+        (">+\n    Be\n    brief.\n\n", "Be brief.\n\n"),
+        ('"Be\n\n    # brief."\n', "Be\n# brief."),
+        ("'Be\n    ''brief'''\n", "Be 'brief'"),
+        ("Be\n    brief.\n", "Be brief."),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "evaluate: null\n"])
+def test_text_in_any_style_gets_into_the_base(folder, style, value, end):
+    resolved = written(folder, f"base: tiny\ndialogue:\n  system: {style}{end}")
+    whole = strict_yaml.parse(resolved.text(), "it")
+    assert at(whole, "dialogue.system") == at(resolved.values, "dialogue.system") == value
+
+
+def test_layout_of_a_text_stays_where_it_can_be_moved(folder):
+    short = "base: tiny\ndialogue:\n    system: |\n        Be\n\n          brief.\n"
+    assert (
+        "\n  system: | # system message; none\n    Be\n\n      brief.\n"
+        in written(folder, short).text()
+    )
+
+
+def test_list_around_a_comment_in_the_first_column_is_whole(folder):
+    short = (
+        "base: tiny\nreinforce:\n      reward:\n          - answer: {}\n# of a reader\n"
+        "          - format:\n              broken: -2.0\n"
+    )
+    reward = at(strict_yaml.parse(written(folder, short).text(), "it"), "reinforce.reward")
+    assert reward == [{"answer": {}}, {"format": {"broken": -2.0}}]
+
+
+def test_what_cannot_be_put_into_the_base_is_named(folder):
+    short = written(folder, "base: tiny\nevaluate: {top_p: .nan}\n")
+    with pytest.raises(ValueError, match=r"mine\.yaml cannot be written .* no \.nan"):
+        short.text()
+
+
 @given(base=MAPPINGS, own=MAPPINGS)
 def test_text_has_the_merged_values(base, own):
     """Whatever the layout, the text of the base with what differs has the values that hold."""
     own.pop("base", None)
     values = merge(base, own)
-    text = merged_text.merged(f"{in_blocks(base)}\n", f"# head\n{in_blocks(own)}\n", values)
+    text = merged_text.merged(f"{in_blocks(base)}\n", f"# head\n{in_blocks(own)}\n", values, "mine")
     assert strict_yaml.parse(text, "it") == values
 
 

@@ -30,7 +30,6 @@ TINY = (PARAMS / "tiny.yaml").read_text()
         ),
         ("'2026-01-01'", "2026-01-01"),
         ("2026-1-1", "2026-1-1"),
-        ("<<", "<<"),
     ],
 )
 def test_plain_values_are_those_of_yaml_1_2(text, value):
@@ -56,6 +55,8 @@ FAULTS = [
     ),
     ("1: a\n", 1, f"line {END + 1}: the key 1 of the file is not a text: write it in quotes"),
     ("x: 2026-01-01\n", 1, f"line {END + 1}: 2026-01-01 is a date to DVC: write it in quotes"),
+    ("x: =\n", 1, f"line {END + 1}: = is a sign to DVC: write it in quotes"),
+    ("<<: {}\n", 1, f"line {END + 1}: << is a sign to DVC: write it in quotes"),
     ("x: 2026-1-1 09:30:00\n", 1, f"line {END + 1}: 2026-1-1 09:30:00 is a date to DVC"),
     ("x: !!python/name:os.system a\n", 1, "is not read: remove it; quotes make a text"),
     (f"x: {'[' * 9000}{']' * 9000}\n", 1, "more than 32 lists and mappings inside one another"),
