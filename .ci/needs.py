@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+LARGEST = 2**17  # characters of a file; a larger one is refused
 LONGEST = 8  # files; params/recipe_files.py refuses a chain long before
 BASE = re.compile(r"^base: *['\"]?([\w.-]+)", re.MULTILINE)
 KIND = re.compile(r"\bkind: *['\"]?(\w+)")
@@ -19,7 +20,8 @@ def texts(file: Path) -> Iterator[str]:
     for _ in range(LONGEST):
         if not file.is_file():
             return
-        text = file.read_text(errors="replace")
+        with file.open(errors="replace") as opened:
+            text = opened.read(LARGEST)
         yield text
         if not (base := BASE.search(text)):
             return

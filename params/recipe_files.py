@@ -24,6 +24,7 @@ from params.schema.recipe import TABLES, older_form
 from params.whole_file import BASE, RESOLVED, says_base, whole_file
 
 MISSING = object()  # there is no such key
+LONGEST = 100  # characters of a name
 MOST_BASES = 3  # one above the other
 GENERATED = "# Generated from {} by `python -m flows.recipe {} --write`: edit these instead."
 
@@ -165,12 +166,24 @@ def _chain(name: str, folder: Path) -> tuple[RecipeFile, ...]:
     return tuple(chain)
 
 
-def _written(name: str, folder: Path) -> RecipeFile:
+def check_name(name: str, folder: Path) -> None:
+    """Raise ValueError for a name that is no recipe's: it would get into params.yaml and paths."""
+    if name in TABLES:
+        raise ValueError(f"{folder / name}.yaml is no recipe but a table; recipes: {names(folder)}")
+    if Path(name).name != name or not name.isprintable() or len(name) > LONGEST:
+        raise ValueError(
+            f"{name[:LONGEST]!r} is no name of a recipe: write the name alone, as 'mine' for "
+            f"{folder}/mine.yaml, with at most {LONGEST} characters"
+        )
     if name == SOURCES.name:
         raise ValueError(
             f"a recipe can't be called '{name}': its outputs would be written to {SOURCES}/, where "
             "your own files are; rename the recipe"
         )
+
+
+def _written(name: str, folder: Path) -> RecipeFile:
+    check_name(name, folder)
     file = folder / f"{name}.yaml"
     if not file.exists():
         raise ValueError(
@@ -256,7 +269,7 @@ def refresh(name: str, folder: Path = PARAMS) -> bool:
 def refresh_all(folder: Path = PARAMS) -> None:
     """Write the whole files of all recipes anew; those of unsound recipes stay as they were."""
     for name in names(folder):
-        with suppress(ValueError):
+        with suppress(ValueError, OSError):  # as of a folder that is called mine.yaml
             refresh(name, folder)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 BASE = "base"  # the key that names another recipe
+LARGEST = 2**17  # characters that are read; params/strict_yaml.py refuses a larger file
 RESOLVED = "resolved"  # folder of the generated files, below params/
 
 
@@ -19,5 +20,8 @@ def whole_file(name: str, folder: Path) -> Path:
 
 def says_base(file: Path) -> bool:
     """Return whether a file of params/ names a base; the file may be unsound."""
-    lines = file.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    if not file.is_file():  # a pipe would never end
+        return False
+    with file.open(encoding="utf-8-sig", errors="replace") as text:
+        lines = text.read(LARGEST).splitlines()
     return any(line.startswith(f"{BASE}:") for line in lines)

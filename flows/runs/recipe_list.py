@@ -26,10 +26,15 @@ HEAD = (
 
 
 def write(recipe: str) -> Iterator[str]:
-    """Write the whole file and the entry of the pipeline; yield a line for each that changed."""
+    """Write the whole file and the entry of the pipeline; yield a line for each that changed.
+
+    Raises ValueError, before anything is written, for a name that is no recipe's.
+    """
     from params import recipe_files  # half a second, which not every caller has spent
 
-    listed, params = add_to_pipeline(recipe), Path("params")
+    params = Path("params")
+    recipe_files.check_name(recipe, params)
+    listed = add_to_pipeline(recipe)
     whole = whole_file(recipe, params)
     if recipe_files.refresh(recipe, params):
         yield f"wrote {whole}" if whole.parent != params else f"removed the whole file of {recipe}"

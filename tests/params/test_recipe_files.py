@@ -1,6 +1,7 @@
 """A recipe with a base: what holds, its whole file with the comments of the base, faults."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -144,6 +145,31 @@ def test_base_that_cannot_be(folder, text, reason):
 
 
 # ---------------------------------------------------------------- the whole file
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("algorithms", "is no recipe but a table"),
+        ("../tiny", "write the name alone"),
+        ("a/b", "write the name alone"),
+        ("mi\nne", "write the name alone"),
+        ("m" * 300, "at most 100 characters"),
+    ],
+)
+def test_name_that_is_no_recipe_s(folder, name, reason):
+    with pytest.raises(ValueError, match=reason):
+        recipe_files.resolve(name, folder)
+
+
+def test_what_is_no_file_does_not_stop_other_recipes(folder):
+    """A pipe would never end, and neither would a link to /dev/zero."""
+    os.mkfifo(folder / "a-pipe.yaml")
+    (folder / "a-folder.yaml").mkdir()
+    (folder / "endless.yaml").symlink_to("/dev/zero")
+    (folder / "mine.yaml").write_text("base: tiny\n")
+    recipe_files.refresh_all(folder)
+    assert (folder / RESOLVED / "mine.yaml").exists()
 
 
 def test_whole_file_has_the_comments_of_the_base(folder):

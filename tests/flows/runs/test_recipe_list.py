@@ -62,6 +62,15 @@ def test_name_that_looks_like_a_number_is_quoted():
     assert listed == {"recipes": {"1": "params/1.yaml"}}
 
 
+@pytest.mark.parametrize("name", ["algorithms", "../params/mine"])
+def test_what_is_no_name_is_not_listed(name):
+    Path("params/algorithms.yaml").write_text("{}\n")
+    Path("params/mine.yaml").write_text("seed: 1\n")
+    with pytest.raises(ValueError, match="is no"):
+        list(recipe_list.write(name))
+    assert not recipe_list.OWN.exists()
+
+
 @pytest.mark.parametrize("text", ["stages: {}\n", "vars:\n- a.yaml\n"])
 def test_pipeline_without_a_list_stays(text):
     Path("dvc.yaml").write_text(text)
