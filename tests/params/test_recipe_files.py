@@ -287,6 +287,11 @@ def test_text_in_any_style_gets_into_the_base(folder, style, value, end):
     assert at(whole, "dialogue.system") == at(resolved.values, "dialogue.system") == value
 
 
+def test_blank_line_of_the_base_gets_into_no_text(folder):
+    resolved = written(folder, "base: tiny\nmachine: >+\n  Be\n")
+    assert strict_yaml.parse(resolved.text(), "it")["machine"] == "Be\n"
+
+
 def test_layout_of_a_text_stays_where_it_can_be_moved(folder):
     short = "base: tiny\ndialogue:\n    system: |\n        Be\n\n          brief.\n"
     assert (
