@@ -25,7 +25,7 @@ from params.schema.base import SOURCES
 from tasks import recipes
 
 LEDGER = Path(".beamline/ledger")
-ROOMS = (LEDGER, Path("data"), Path("models"), Path("reports"), Path(".beamline/unsent"))
+ROOMS = (LEDGER, *map(Path, ("data", "models", "reports", "params/resolved", ".beamline/unsent")))
 UNFINISHED = re.compile(r".+\.partial|\..+\.(scratch|fetched)")
 MADE_ASIDE = (".beamline/.new-store-*", ".beamline/prefect/tmp*")
 WORKTREES = Path(".beamline/runs")

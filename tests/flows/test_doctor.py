@@ -294,6 +294,7 @@ def test_half_written_names_are_removed(project, look):
         step / ".0000-rollout-abc.scratch/trees",
         Path("models/toy/.trained.partial/weights"),
         Path("data/toy/gates/verdict.json.partial"),
+        Path("params/resolved/.toy.yaml.9.partial"),
         Path(".beamline/.new-store-1/built.db"),
     ]
     whole = [step / "0000-rollout-abc/record.json", Path("data/toy/partial/a.scratch.parquet")]
@@ -306,6 +307,7 @@ def test_half_written_names_are_removed(project, look):
         *("/.0001-update-abc.partial (5 bytes)", ".0001-update-abc.scratch"),
         *(".0000-rollout-abc.scratch", "models/toy/.trained.partial"),
         *("data/toy/gates/verdict.json.partial", ".beamline/.new-store-1"),
+        "params/resolved/.toy.yaml.9.partial",
     )
     assert not any(file.exists() for file in left)
     assert all(file.exists() for file in whole)

@@ -94,21 +94,21 @@ def prepare(recipe: str) -> str:
     return recipe
 
 
-@pytest.mark.parametrize("parent", [None, str(uuid.uuid4())])
-def test_first_stage_alone_says_what_later_ones_lack(reported, monkeypatch, capsys, parent):
+@pytest.mark.parametrize("in_a_run", [False, True])
+def test_first_stage_alone_says_what_later_ones_lack(reported, monkeypatch, capsys, in_a_run):
     """It may run all the same; as part of a run, the run has said it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(stage, "RECORD_TIMEOUT", 0.2)
-    if parent:
-        monkeypatch.setenv(stage.PARENT_TASK_RUN, parent)
+    if in_a_run:
+        monkeypatch.setenv(stage.PARENT_TASK_RUN, str(uuid.uuid4()))
     system = "Write <search>words</search>."
     toy.write_recipe(reported, machine__device="cuda", dialogue__system=system)
     assert stage.run(prepare, "toy") == 0
     lines = capsys.readouterr().err.splitlines()
     said = [line for line in lines if line.startswith("prepare toy: params/toy.yaml: ")]
-    assert len(said) == (0 if parent else 2)
-    assert parent or "shows the tags <search>" in said[0]
-    assert parent or "later stages cannot run on this machine: 'machine.device'" in said[1]
+    assert len(said) == (0 if in_a_run else 2)
+    assert in_a_run or "shows the tags <search>" in said[0]
+    assert in_a_run or "later stages cannot run on this machine: 'machine.device'" in said[1]
 
 
 def test_disk_without_room_is_found_before_any_work(project):
