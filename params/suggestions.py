@@ -18,13 +18,13 @@ def nearest(name: str, known: Iterable[str], like: float = LIKE) -> str | None:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for an error about ``name``; "" where nothing is like it."""
+    """Return `` (did you mean 'x'?)`` for an error about ``name``; "" where nothing is like it."""
     suggestion = nearest(name, known)
     return _asked([suggestion] if suggestion else [])
 
 
 def meant_key(key: str, known: Collection[str]) -> str:
-    """Return ``; did you mean 'a.b'?`` for an unknown key; "" where nothing is like it.
+    """Return `` (did you mean 'a.b'?)`` for an unknown key; "" where nothing is like it.
 
     ``known``: the keys that there are, with their sections ("reinforce.rollout.temperature"). A key
     of the same section that is written much alike comes first, then the same key elsewhere, then
@@ -52,4 +52,4 @@ def _depth(path: str) -> int:
 def _asked(names: list[str]) -> str:
     *others, last = [f"'{name}'" for name in names] or [""]
     listed = f"{', '.join(others)} or {last}" if others else last
-    return f"; did you mean {listed}?" if names else ""
+    return f" (did you mean {listed}?)" if names else ""

@@ -374,7 +374,7 @@ def test_overrides_are_variants_of_their_own(project):
         (["toy", "--budget", BUDGET, "--overrides", "cold_start.steps=3"], "variants share"),
         (
             ["toy", "--budget", BUDGET, "--algorithms", "grpo", "--baseline", "gspo"],
-            "--baseline gspo is no variant: choose one of ['cold start', 'grpo']",
+            "gspo is no variant (did you mean 'grpo'?): choose one of ['cold start', 'grpo']",
         ),
         (
             ["toy", "--budget", BUDGET, "--overrides", "reinforce.magic=3"],

@@ -43,7 +43,7 @@ def test_new_recipe_is_run_by_dvc(project):
         (["toy", "--from", "toy"], "there already"),
         (["a/b", "--from", "toy"], "no name"),
         (["sources", "--from", "toy"], "other files"),
-        (["yours"], "no recipe 'tiny' to start from; did you mean 'toy'"),
+        (["yours"], "no recipe 'tiny' to start from (did you mean 'toy'"),
         (["yours", "--from", "ty"], "did you mean 'toy'"),
         (["yours", "--from", "algorithms"], "no recipe 'algorithms'"),
     ],

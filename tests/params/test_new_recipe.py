@@ -93,7 +93,7 @@ def test_name_that_can_be(name):
 @pytest.mark.parametrize(
     ("base", "reason"),
     [
-        ("tyni", r"no recipe 'tyni' to start from; did you mean 'tiny'\?.*recipes here"),
+        ("tyni", r"no recipe 'tyni' to start from \(did you mean 'tiny'\?\).*recipes here"),
         ("algorithms", "no recipe 'algorithms'"),
         ("../params/tiny", "no recipe"),
         ("three", r"three has 3 bases already.*'two', 'one', 'tiny'"),

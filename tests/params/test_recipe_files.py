@@ -130,7 +130,7 @@ def test_gone_and_new_keys_are_differences(folder):
     ("text", "reason"),
     [
         ("base: 3\n", r"mine\.yaml: 'base' = 3: write the name"),
-        ("base: tyni\n", r"mine\.yaml: 'base' = 'tyni' is no recipe; did you mean 'tiny'\?"),
+        ("base: tyni\n", r"mine\.yaml: 'base' = 'tyni' is no recipe \(did you mean 'tiny'\?\)"),
         ("base: mine\n", r"in a circle \(mine -> mine\)"),
         ("base: ../tiny\n", r"is no recipe"),
         ("{base: tiny, seed: 1}\n", r"write 'base: tiny' at the beginning"),

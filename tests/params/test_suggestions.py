@@ -22,17 +22,17 @@ KEYS = ["context", "machine.threads", "a.b.threads", "a.temperature", "a.b.c.tem
 )
 def test_nearest_name(name, known, suggestion):
     assert suggestions.nearest(name, known) == suggestion
-    said = f"; did you mean '{suggestion}'?" if suggestion else ""
+    said = f" (did you mean '{suggestion}'?)" if suggestion else ""
     assert suggestions.meant(name, known) == said
 
 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("machine.thread", "; did you mean 'machine.threads'?"),  # not the one elsewhere
-        ("temperature", "; did you mean 'a.temperature' or 'a.b.c.temperature'?"),
-        ("a.temprature", "; did you mean 'a.temperature'?"),
-        ("machine.contxt", "; did you mean 'context'?"),
+        ("machine.thread", " (did you mean 'machine.threads'?)"),  # not the one elsewhere
+        ("temperature", " (did you mean 'a.temperature' or 'a.b.c.temperature'?)"),
+        ("a.temprature", " (did you mean 'a.temperature'?)"),
+        ("machine.contxt", " (did you mean 'context'?)"),
         ("machine.colour", ""),
     ],
 )

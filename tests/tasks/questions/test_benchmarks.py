@@ -168,7 +168,7 @@ def test_solved_questions_become_traces(tmp_path, sets):
 
 def test_each_shipped_row_is_pinned_or_local(sets):
     local = {name for name, each in sets.items() if each.hub is None}
-    assert local == {"math500", "bamboogle", "intake", "deep-search"}
+    assert local == {"math500", "bamboogle", "intake", "deep-search", "warehouse"}
     for name in ("math500", "bamboogle"):
         assert sets[f"{name}-hub"].hub is not None
     for reference in HUB_RECORDS:
