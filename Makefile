@@ -49,10 +49,11 @@ ifneq ($(wildcard params/$(RECIPE)-$(ENGINE).yaml),)
 override RECIPE := $(RECIPE)-$(ENGINE)
 endif
 # What the recipe and its bases name: a recipe that samples through vLLM runs in an environment of
-# its own; ALFWorld's packages are an extra, which takes minutes to build.
+# its own; ALFWorld's packages are an extra, which takes minutes to build; a model may be a package.
 NAMES := $(shell python3 .ci/needs.py params/$(RECIPE).yaml)
 RUN_VENV := $(if $(filter vllm,$(NAMES)),.venv-vllm,.venv)
-RUN_READY := $(RUN_VENV)/installed $(if $(filter household,$(NAMES)),$(RUN_VENV)/worlds)
+RUN_READY := $(RUN_VENV)/installed $(if $(filter household,$(NAMES)),$(RUN_VENV)/worlds) \
+	$(if $(filter smollm,$(NAMES)),$(RUN_VENV)/smollm)
 SERVE_VENV := $(if $(filter transformers,$(KIND)),.venv,.venv-vllm)
 VENV := .venv
 run plan launch ask compare: VENV := $(RUN_VENV)
@@ -180,6 +181,9 @@ clean:
 
 %/worlds: %/installed
 	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $* worlds
+
+%/smollm: %/installed .ci/smollm.txt
+	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $* smollm
 
 %/installed: pyproject.toml constraints.txt .ci/install.py
 	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $*

