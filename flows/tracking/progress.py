@@ -1,4 +1,8 @@
-"""Show the progress of long work: a bar in a terminal, a line a minute elsewhere."""
+"""Show the progress of long work: a bar in a terminal, a line now and then elsewhere.
+
+Lines come soon at first, so that one sees what a step takes and how long all will take, and later
+one a minute.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-LINE_EVERY = 60.0  # seconds, without a terminal
+SOON, LINE_EVERY = 5.0, 60.0  # seconds between two lines, at least and at most
+SHARE = 0.1  # of the time so far, after which there is another line
 
 
 class Progress:
@@ -21,7 +26,8 @@ class Progress:
     def __init__(self, name: str, total: int, done: int = 0, *, unit: str = "") -> None:
         self.name, self.total, self.done, self.unit = name, total, done, unit
         self.values: dict[str, Any] = {}
-        self.last_line = time.monotonic()
+        self.began = self.last_line = time.monotonic()
+        self.done_before = done
         self.bar: tqdm[Any] | None = (
             tqdm(desc=name, total=total, initial=done) if sys.stderr.isatty() else None
         )
@@ -31,7 +37,7 @@ class Progress:
         self.done += count
         if self.bar is not None:
             self.bar.update(count)
-        elif time.monotonic() - self.last_line >= LINE_EVERY:
+        elif self._is_due():
             self._print_line()
 
     def reach(self, done: int, values: Mapping[str, float]) -> None:
@@ -66,8 +72,29 @@ class Progress:
         elif self.bar is None:
             self._print_line()
 
+    def _is_due(self) -> bool:
+        """Return whether it is time for another line."""
+        now = time.monotonic()
+        wait = min(max(SOON, SHARE * (now - self.began)), LINE_EVERY)
+        return now - self.last_line >= wait
+
     def _print_line(self) -> None:
         self.last_line = time.monotonic()
         values = "".join(f", {name} {value}" for name, value in self.values.items())
         unit = f" {self.unit}" if self.unit else ""
-        print(f"{self.name}: {self.done} of {self.total}{unit}{values}", flush=True)
+        print(f"{self.name}: {self.done} of {self.total}{unit}{values}{self._time()}", flush=True)
+
+    def _time(self) -> str:
+        """Return the time that is left, at the speed so far, or what all took; "" for seconds."""
+        passed, done = time.monotonic() - self.began, self.done - self.done_before
+        if passed < SOON or not done:
+            return ""
+        left = passed / done * max(self.total - self.done, 0)
+        return f", about {duration(left)} left" if left else f", in {duration(passed)}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words, to two digits or so: 40 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -24,13 +24,38 @@ def test_long_work_prints_a_line_now_and_then(capsys, monkeypatch):
     work = Progress("reinforce", total=80, done=10)
     work.advance(2)
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.0)  # the most, before the least
     work.note(reward=0.123456, success=1 / 3)
     work.advance(1)
     assert capsys.readouterr().out == "reinforce: 13 of 80, reward 0.123, success 0.333\n"
     monkeypatch.setattr(progress, "LINE_EVERY", 1e9)
     work.advance(1)
     assert capsys.readouterr().out == ""
+
+
+def test_lines_come_soon_then_seldom_and_say_how_long_it_takes(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    work = Progress("cold start", total=300, done=100, unit="steps")
+    printed = []  # the seconds after which there was a line
+    for second in range(12, 12 * 150, 12):
+        now[0] = 100.0 + second
+        work.advance(1)
+        if said := capsys.readouterr().out:
+            printed.append(second)
+            left = int(said.split(" of ")[0].split()[-1])
+            assert f", about {progress.duration(12 * (300 - left))} left\n" in said
+    assert printed[:4] == [12, 24, 36, 48]  # each step, while a run is young
+    assert {later - sooner for sooner, later in zip(printed[-5:], printed[-4:])} == {60}
+    work.advance(51)
+    capsys.readouterr()
+    work.close()
+    assert capsys.readouterr().out == "cold start: 300 of 300 steps, in 30 min\n"
+
+
+def test_times_are_short():
+    times = [progress.duration(seconds) for seconds in (0.4, 99, 100, 5990, 6000, 90_000)]
+    assert times == ["0 s", "99 s", "2 min", "100 min", "1.7 h", "25.0 h"]
 
 
 def test_newest_value_is_shown(capsys):
