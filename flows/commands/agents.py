@@ -2,10 +2,11 @@
 
 ``beamline agents RECIPE --agents direct react rag`` lets each agent do the recipe's
 held-out tasks with the recipe's tools, world and limits, and writes the table of what each reached
-and what it took to ``reports/<recipe>/agents.md`` and ``.json``. ``--model`` names the policy: the
-recipe's trained one or its cold start, a folder, or the address of a server that speaks OpenAI's
-protocol. ``--sets hotpotqa/test bamboogle/test`` asks other questions, by rows of
-params/benchmarks.yaml.
+and what it took to ``reports/<recipe>/agents.md`` and ``.json``. ``--model`` names the policies:
+those of the recipe (initial, cold_start, trained), folders, or the address of a server that speaks
+OpenAI's protocol. ``--sets gsm8k/test bamboogle/test`` asks other questions, by rows of
+params/benchmarks.yaml. ``--model initial trained --agents bare --sets gsm8k/test`` is what training
+has changed on a set that it has not seen.
 
 ``--pages snippets full condensed`` compares how documents enter the context of agents that search:
 as the search shows them, with pages in full, or with pages condensed, by each model of
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,10 @@ from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.agents import AGENTS, prompts, table
 from tasks.agents.contract import BROWSER, CONDENSED, FULL, PAGES, SEARCHES, SNIPPETS
-from tasks.agents.models import ModelChoice, choose, open_model
+from tasks.agents.models import PUBLISHED, TRAINED, ModelChoice, choose, open_model
 from tasks.agents.running import Models
 from tasks.agents.sets import questions_of
+from tasks.chat.contract import ChatModel
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.try_agent import Described, TryInputs, try_agent
@@ -54,6 +56,7 @@ INTERRUPTED = 130  # the exit status of a shell after SIGINT
 COUNTS = ("questions", "trials", "page_characters", "concurrency", "most_calls", "most_tokens")
 SHORT = 8  # letters of a key in the name of a folder
 OWN = "policy"  # in --condensers: the model that is asked
+TAGS = "tags"  # the dialect
 
 
 @dataclass(frozen=True)
@@ -63,28 +66,42 @@ class AgentVariant:
     agent: str
     pages: str = SNIPPETS
     condenser: str = OWN
+    model: str = TRAINED
 
-    def label(self, condenser: str, oracle: bool) -> str:
-        """Return how the table names it. ``condenser``: the name of that model."""
+    def label(self, condenser: str, oracle: bool, of_model: str = "") -> str:
+        """Return how the table names it. ``condenser``: the name of that model.
+
+        ``of_model``: the name of the model that is asked, where there are several.
+        """
         pages = {
             SNIPPETS: "",
             FULL: ", pages in full",
             CONDENSED: f", pages condensed by {condenser}",
         }
         marked = ", oracle" if oracle and AGENTS[self.agent].retries else ""
-        return self.agent + pages[self.pages] + marked
+        return ", ".join(filter(None, [self.agent + pages[self.pages] + marked, of_model]))
 
 
 def variants(
-    agents: Sequence[str], pages: Sequence[str], condensers: Sequence[str]
+    agents: Sequence[str],
+    pages: Sequence[str],
+    condensers: Sequence[str],
+    models: Sequence[str] = (TRAINED,),
 ) -> list[AgentVariant]:
-    """Return the variants of each agent; ``pages`` matter to agents that can open some."""
+    """Return the variants of each agent; ``pages`` matter to agents that can open some.
+
+    Those that differ in the model alone stand one below the other.
+    """
     result = []
     for agent in dict.fromkeys(agents):
         ways = pages if "page" in AGENTS[agent].prompts else [SNIPPETS]
         for way in dict.fromkeys(ways):
             of_way = condensers if way == CONDENSED else [OWN]
-            result += [AgentVariant(agent, way, condenser) for condenser in dict.fromkeys(of_way)]
+            result += [
+                AgentVariant(agent, way, condenser, model)
+                for condenser in dict.fromkeys(of_way)
+                for model in dict.fromkeys(models)
+            ]
     return result
 
 
@@ -96,22 +113,33 @@ class Trying:
     recipe: Recipe
     args: argparse.Namespace
     sets: Mapping[str, Sequence[Question]]
-    choices: Mapping[str, ModelChoice]  # OWN and the condensers
-    identities: Mapping[str, Described]  # of the models, for keys; a digest takes a while
+    choices: Mapping[str, ModelChoice]  # by the word that names a model or a condenser
+    identities: Mapping[str, Described]  # of the same, for keys; a digest takes a while
     corpus: Artifact | None
     ledger: Ledger
 
     def label(self, variant: AgentVariant) -> str:
         """Return how the table names a variant."""
-        return variant.label(self.choices[variant.condenser].name, self.args.oracle)
+        several = len(self.args.model) > 1
+        of_model = variant.model if variant.model in PUBLISHED else self._name(variant.model)
+        condenser = self._name(condenser_of(variant))
+        return variant.label(condenser, self.args.oracle, of_model if several else "")
+
+    def _name(self, word: str) -> str:
+        return self.choices[word].name
+
+    @property
+    def model_names(self) -> str:
+        """Return the names of the models that are asked."""
+        return ", ".join(self._name(word) for word in self.args.model)
 
     def inputs(self, variant: AgentVariant, questions: Sequence[Question]) -> TryInputs:
         """Return what decides the results of a variant on a set."""
         kind = AGENTS[variant.agent]
         return TryInputs(
             agent=variant.agent,
-            model=self.identities[OWN],
-            condenser=self.identities[variant.condenser],
+            model=self.identities[variant.model],
+            condenser=self.identities[condenser_of(variant)],
             questions=panels.in_order(questions, "test", "agents").digest,
             prompts={
                 **prompts.load(kind.prompts, self.args.prompts),
@@ -130,7 +158,8 @@ class Trying:
 
     def _stage(self, variant: AgentVariant, name: str) -> str:
         """Return the ledger's stage of a variant on a set, within which a change is explained."""
-        words = (self.choices[OWN].name, self.choices[variant.condenser].name, variant.pages, name)
+        names = self._name(variant.model), self._name(condenser_of(variant))
+        words = (*names, variant.pages, name)
         return f"agents/{variant.agent}-{keys.key_of({'of': '/'.join(words)})[:SHORT]}"
 
     def result(
@@ -148,7 +177,7 @@ class Trying:
             step,
             self.inputs(variant, questions),
             questions=questions,
-            models=Models(models[OWN], models[variant.condenser]),
+            models=Models(models[variant.model], models[condenser_of(variant)]),
             environment=environment,
             advance=progress.advance,
         )
@@ -157,25 +186,26 @@ class Trying:
         return record
 
 
+def condenser_of(variant: AgentVariant) -> str:
+    """Return the word of the model that condenses."""
+    return variant.model if variant.condenser == OWN else variant.condenser
+
+
 def run(trying: Trying) -> Path:
     """Try all variants on all sets; write the table after each, and return its file."""
     name, recipe, args = trying.name, trying.recipe, trying.args
-    all_variants = variants(args.agents, args.pages, args.condensers)
-    results: dict[str, list[dict[str, Any]]] = {}
+    all_variants = variants(args.agents, args.pages, args.condensers, args.model)
+    results: dict[str, list[dict[str, Any]]] = {}  # in the order of the table
     files: list[str] = []  # with results whose model failed
     page = RunFolders(name).reports / f"{args.report}.md"
     with ExitStack() as stack:
         opened = stage_run(name, "agents", _key(trying, all_variants), _tags(args))
         tracked = stack.enter_context(opened)
-        models = {
-            word: stack.enter_context(open_model(choice, recipe, _limits(args), f"{name}-agents"))
-            for word, choice in trying.choices.items()
-        }
         workers, corpus = recipe.machine.threads, RunFolders(name).corpus
         environment = stack.enter_context(
             open_environment(_tools(recipe, args), recipe.environment, workers, corpus)
         )
-        for variant in all_variants:
+        for variant, models in _with_models(trying, all_variants):
             label = trying.label(variant)
             for of_set in trying.sets:
                 record = trying.result(variant, of_set, models, environment)
@@ -183,11 +213,39 @@ def run(trying: Trying) -> Path:
                 rows_of_set = read_rows(file)
                 files += [str(file)] * any(row["fault"] for row in rows_of_set)
                 results.setdefault(label, []).extend({**row, "set": of_set} for row in rows_of_set)
-                rows = table.summarise(results, recipe.evaluate.bootstrap, recipe.seed)
-                why = table.reasons(results, files)
-                agent_report.write(page, name, trying.choices[OWN].name, rows, why)
+                shown = _in_order(trying, all_variants, results)
+                rows = table.summarise(shown, recipe.evaluate.bootstrap, recipe.seed)
+                why = table.reasons(shown, files)
+                agent_report.write(page, name, trying.model_names, rows, why)
         agent_report.log(tracked, page, rows, at=record["finished"])
     return page
+
+
+def _with_models(
+    trying: Trying, all_variants: Sequence[AgentVariant]
+) -> Iterator[tuple[AgentVariant, dict[str, ChatModel]]]:
+    """Yield each variant with its models, those of one model together: it is loaded once."""
+    limits, account = _limits(trying.args), f"{trying.name}-agents"
+    for model in trying.args.model:
+        of_model = [each for each in all_variants if each.model == model]
+        words = dict.fromkeys([model, *map(condenser_of, of_model)])
+        with ExitStack() as stack:
+            models = {
+                word: stack.enter_context(
+                    open_model(trying.choices[word], trying.recipe, limits, account)
+                )
+                for word in words
+            }
+            for variant in of_model:
+                yield variant, models
+
+
+def _in_order(
+    trying: Trying, all_variants: Sequence[AgentVariant], results: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the results that there are in the order of the variants."""
+    labels = map(trying.label, all_variants)
+    return {label: results[label] for label in labels if label in results}
 
 
 def _tools(recipe: Recipe, args: argparse.Namespace) -> dict[str, Any]:
@@ -224,7 +282,7 @@ def _key(trying: Trying, all_variants: Sequence[AgentVariant]) -> str:
 def _tags(args: argparse.Namespace) -> dict[str, str]:
     checkout = git.revision()
     return {
-        "model": str(args.model),
+        "model": " ".join(args.model),
         "mlflow.source.git.commit": checkout.commit,
         "mlflow.source.name": "flows/commands/agents.py",
         "mlflow.source.type": "LOCAL",
@@ -246,7 +304,11 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("recipe", help="params/<recipe>.yaml: tools, world and limits")
     add("--agents", nargs="+", choices=AGENTS, help="else all that can do the tasks")
     add(
-        "--model", metavar="WORD", help="trained, cold_start, a folder, or http://...; else trained"
+        "--model",
+        nargs="+",
+        default=[TRAINED],
+        metavar="WORD",
+        help=f"each of {', '.join(PUBLISHED)}, a folder, or http://... (or URL#NAME); else trained",
     )
     add("--name", default="", help="of the model at a server, or of a policy in tables")
     add("--key-variable", metavar="VAR", help="environment variable with the server's key")
@@ -288,6 +350,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
         name: given for one in args.agents for name, given in AGENTS[one].prompts.items()
     }
     sets: Mapping[str, Sequence[Question]] = {}
+    args.model = list(dict.fromkeys(args.model))
     choices, choice_faults = _choices(args)
     try:
         prompts.load(placeholders_of, args.prompts)
@@ -333,19 +396,18 @@ def _choices(args: argparse.Namespace) -> tuple[dict[str, ModelChoice], list[str
     """Return the model that each word stands for, and a line for each word that stands for none."""
     choices: dict[str, ModelChoice] = {}
     faults = []
-    for word in dict.fromkeys([OWN, *args.condensers]):
-        try:
-            choices[word] = _choice(word, args)
-        except ValueError as error:
-            faults.append(f"{'--model' if word == OWN else '--condensers'}: {error}")
+    condensers = [word for word in args.condensers if word != OWN]
+    if args.name and len(args.model) > 1:
+        faults.append(f"--name {args.name}: it names one model; of several, write URL#NAME")
+    for option, words in (("--model", args.model), ("--condensers", condensers)):
+        for word in words:
+            server_or_policy, _, name = word.partition("#")
+            given = name or (args.name if option == "--model" else "")
+            try:
+                choices[word] = choose(server_or_policy, args.recipe, given, args.key_variable)
+            except ValueError as error:
+                faults.append(f"{option}: {error}")
     return choices, faults
-
-
-def _choice(word: str, args: argparse.Namespace) -> ModelChoice:
-    if word == OWN:
-        return choose(args.model or "trained", args.recipe, args.name, args.key_variable)
-    server_or_policy, _, name = word.partition("#")
-    return choose(server_or_policy, args.recipe, name, args.key_variable)
 
 
 def _unfit(agent: str, recipe: Recipe) -> list[str]:
@@ -355,6 +417,10 @@ def _unfit(agent: str, recipe: Recipe) -> list[str]:
         faults.append(f"--agents {agent}: it answers questions, and cannot act in a world")
     if kind.needs_search and not set(SEARCHES) & set(recipe.tools):
         faults.append(f"--agents {agent}: it searches, and the recipe's tools have no search")
+    if kind.in_tags and TAGS not in recipe.dialect:
+        faults.append(
+            f"--agents {agent}: it calls tools in tags, and the recipe's dialect has none"
+        )
     return faults
 
 

@@ -84,6 +84,7 @@ class Task:
     temperature: float
     top_p: float
     pages: str = SNIPPETS
+    system: str = ""  # the recipe's own message, for a policy that was trained with it
     trials: int = 1  # of agents that try again
     # Whether an answer is right, where the gold answer may decide on another trial.
     oracle: Callable[[str | None], bool] | None = None
@@ -123,7 +124,13 @@ class AgentKind:
     prompts: Mapping[str, frozenset[str]]  # name -> placeholders, all of which must be there
     in_worlds: bool = False  # whether it can act in an environment with a state
     needs_search: bool = False
+    in_tags: bool = False  # whether it is for a policy that has learned to call tools in tags
     retries: bool = False  # whether it tries again
+
+
+def system(text: str) -> list[Message]:
+    """Return the system message before a prompt; none for an empty one."""
+    return [Message("system", text)] if text else []
 
 
 def user(text: str) -> Message:

@@ -17,7 +17,8 @@ from tasks.chat.contract import ChatModel
 from tasks.engines.chat import open_policy
 from tasks.ledger.artifacts import Artifact
 
-PUBLISHED = ("trained", "cold_start")  # policies of a recipe, in models/<recipe>
+TRAINED = "trained"
+PUBLISHED = ("initial", "cold_start", TRAINED)  # policies of a recipe, in models/<recipe>
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The same form as the dialect of tags, so a policy that was trained in it can be 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from tasks.agents import pages, tagged
@@ -20,16 +20,21 @@ def steps(task: Task) -> Steps:
     """Reason with the tools that the prompt describes."""
     tools = describe(task.specs)
     prompt = fill(task.prompts["tir"], question=shown_question(task), tools=tools)
-    return (yield from reason(task, prompt))
+    return (yield from reason(task, [user(prompt)]))
 
 
-def reason(task: Task, prompt: str) -> Generator[Wanted, Any, str | None]:
-    """Reason, with a result after each call, until an answer or the end of the world."""
+def reason(
+    task: Task, prompt: Sequence[Message], forged: Sequence[str] = ()
+) -> Generator[Wanted, Any, str | None]:
+    """Reason, with a result after each call, until an answer or the end of the world.
+
+    ``forged``: what only tools write, at which a reply is stopped, and so ends.
+    """
     names = [spec.name for spec in task.specs]
     tags = [*names, tagged.ANSWER]
-    messages: list[Message] = [user(prompt)]
+    messages = [*prompt]
     for _ in range(task.limits.turns):
-        reply = yield task.request(messages, tagged.closing(tags))
+        reply = yield task.request(messages, (*tagged.closing(tags), *forged))
         step = tagged.read(reply, tags)
         if step.tag not in names or reply.finish == SPENT:
             return tagged.answer_in(step)

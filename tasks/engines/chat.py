@@ -65,12 +65,17 @@ class PolicyModel:
         return [reply for reply in replies if reply is not None]
 
     def prompt(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        """Return the tokens of a prompt, up to where the policy begins. [T]"""
+        """Return the tokens of a prompt, up to where the policy begins. [T]
+
+        A system message is the recipe's own, as in a rollout: tags in it are no quotations.
+        """
         joined = self._joined_from(messages)
         *before, last = messages[:joined]
-        question = Question("", "", last.content, (), before=tuple(before))
-        plain = self.dialogue.model_copy(update={"system": ""})
-        opening = talk.prompt_tokens(self.tokenizer, plain, question)
+        said = [message.content for message in before if message.role == "system"]
+        others = tuple(message for message in before if message.role != "system")
+        question = Question("", "", last.content, (), before=others)
+        asked = self.dialogue.model_copy(update={"system": "\n\n".join(said)})
+        opening = talk.prompt_tokens(self.tokenizer, asked, question)
         return np.concatenate([opening, *map(self._inside, messages[joined:])])
 
     def _joined_from(self, messages: Sequence[Message]) -> int:

@@ -20,6 +20,7 @@ from tasks.agents.contract import SNIPPETS, Limits, Task
 from tasks.agents.pages import offered
 from tasks.agents.prompts import ACTS
 from tasks.agents.running import AgentResult, Models, run
+from tasks.dialects import tags
 from tasks.environments.contract import FREE_TEXT, OpenEnvironment
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
@@ -142,9 +143,11 @@ def _task(
         most = max(limits.result_characters, inputs.page_characters)
         limits = replace(limits, result_characters=most)
     compare = scorers[question.scorer].compare
+    specs = [_described(spec, inputs) for spec in offered(environment.specs, inputs.pages)]
     return Task(
         question=question,
-        specs=[_described(spec, inputs) for spec in offered(environment.specs, inputs.pages)],
+        specs=specs,
+        system=inputs.acting.dialogue.system.replace(tags.TOOLS, tags.describe(specs)),
         prompts=inputs.prompts,
         limits=limits,
         temperature=inputs.evaluate.temperature,

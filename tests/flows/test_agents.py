@@ -105,6 +105,34 @@ def test_the_table_of_agents_over_a_server(checkout, capsys):
         assert len(server.requests) == asked, "what is known is not asked again"
 
 
+def test_several_models_stand_one_below_the_other(checkout):
+    known = golds(checkout)
+
+    def answer(asked, number):
+        if asked["model"] == "knowing":
+            return Knowing(known)(asked, number)
+        return said("<answer>\\boxed{nobody}", 50, 7)
+
+    with open_chat_server(answer) as server:
+        models = [f"{server.url}#{name}" for name in ("ignorant", "knowing")]
+        more = ["--agents", "direct", "rag", "--sets", "hotpotqa/test", "--retries", "0"]
+        assert agents.main(["tiny-search", "--model", *models, *more]) == 0
+        asked = [one["model"] for one in server.requests]
+    assert asked == ["ignorant"] * 8 + ["knowing"] * 8, "each model is asked all before the next"
+    assert [(row["agent"], row["success"]["mean"]) for row in table(checkout)] == [
+        ("direct, ignorant", 0),
+        ("direct, knowing", 0.5),
+        ("rag, ignorant", 0),
+        ("rag, knowing", 0.5),
+    ]
+    assert "Model: ignorant, knowing." in (checkout / "reports/tiny-search/agents.md").read_text()
+
+
+def test_one_name_for_two_models_is_refused(checkout, capsys):
+    assert agents.main(["tiny-search", "--model", "initial", "trained", "--name", "both"]) == 2
+    assert "--name both: it names one model; of several, write URL#NAME" in capsys.readouterr().err
+
+
 def test_an_interrupted_call_resumes(checkout, capsys):
     answers = Knowing(golds(checkout))
     with open_chat_server(answers) as server:
@@ -223,4 +251,13 @@ def test_all_faults_are_named_before_anything_starts(checkout, capsys):
 )
 def test_an_agent_that_does_not_fit_the_recipe_is_refused(checkout, capsys, recipe, agent, words):
     assert agents.main([recipe, "--agents", agent]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_bare_is_for_the_dialect_of_tags(checkout, capsys):
+    (checkout / "params/mine.yaml").write_text(
+        "base: smoke\ndialect: {native: {renderer: default}}\n"
+    )
+    assert agents.main(["mine", "--agents", "bare"]) == 2
+    words = "--agents bare: it calls tools in tags, and the recipe's dialect has none"
     assert words in capsys.readouterr().err

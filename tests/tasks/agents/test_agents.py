@@ -40,6 +40,15 @@ def test_bare_asks_the_question_alone():
     assert model.contexts[0] == QUESTION.text
 
 
+def test_bare_begins_as_in_training_and_ends_where_it_writes_a_result_itself():
+    told = "Use <search>words</search>."
+    ending, model = try_one("bare", ["I know: "], system=told)  # stopped there
+    assert [message.content for message in model.asked[0].messages] == [told, QUESTION.text]
+    assert [message.role for message in model.asked[0].messages] == ["system", "user"]
+    assert model.asked[0].stop == ("</search>", "</answer>", "<result>", "</result>")
+    assert (ending.answer, ending.outcome) == (None, Outcome.NO_ANSWER)
+
+
 def test_a_call_that_was_cut_at_the_limit_is_not_made():
     tools = Tools()
     ending, _ = try_one("tir", [ChatReply("<search>the tow", 10, 50, "length")], tools)

@@ -3,9 +3,9 @@
 import pytest
 
 from params.schema.agent import Dialogue
-from tasks.agents.contract import assistant, user
+from tasks.agents.contract import assistant, system, user
 from tasks.chat.contract import ChatRequest
-from tasks.dialects.tags import Tags, open_tags
+from tasks.dialects.tags import Tags, describe, open_tags
 from tasks.engines.chat import TOO_LONG, PolicyModel
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.trees.outcomes import Outcome
@@ -59,6 +59,14 @@ def test_results_in_tags_stand_inside_the_agents_message_as_in_a_rollout(model, 
     _, result = dialect.observe(prompt, written, call, seen, DIALOGUE.result_tokens)
     assert tokens.tolist() == [*prompt, *written, *result]
     assert len(result) <= DIALOGUE.result_tokens
+
+
+def test_a_system_message_is_the_recipes_own_as_in_a_rollout(model, tokenizer):
+    told = "Use {tools} For example: <python>print(1)</python><result>1</result>"
+    dialect = open_tags(Tags(), tokenizer, DIALOGUE.model_copy(update={"system": told}), [])
+    filled = told.replace("{tools}", describe([]))
+    tokens = model.prompt([*system(filled), user("Who wrote <result>?")])
+    assert tokens.tolist() == dialect.prompt(Question("", "", "Who wrote <result>?", ())).tolist()
 
 
 def test_other_messages_go_through_the_chat_template(model, tokenizer):
