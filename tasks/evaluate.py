@@ -32,6 +32,8 @@ TESTED = ("success", "score")  # measures
 FIGURES = ("questions", "mean", "low", "high", "p", "p_holm")  # of a difference
 
 KS = (3, 5)  # of pass@k and pass^k, beside the number of answers
+# beside the strict success, whatever the format (tasks/scorers/lenient.py)
+LENIENT = {"lenient": "lenient", "last number": "last_number"}  # label -> column of the answers
 BY_SET = ("success", "score", "pass@", "pass^", "maj@")  # measures that the table has by set, too
 
 JUDGED = "answers without a verdict"  # measured where a judge scores them
@@ -125,6 +127,7 @@ def measures(answers: Mapping[str, Rows]) -> list[tuple[str, OfQuestion, str]]:
     return [
         ("success", partial(_mean_of, lambda row: row["success"]), "%"),
         *_repeated(samples, votes=not world),
+        *((label, partial(_mean_where_known, name), "%") for label, name in LENIENT.items()),
         ("score", partial(_score_of, graded_scorers(answers)), "%"),
         *((name, partial(_mean_of, value), unit) for name, value, unit in (ended, *MEASURES)),
         (JUDGED, _without_verdict, "%"),
@@ -181,6 +184,12 @@ def _score_of(graded: Collection[str], rows: Rows) -> float | None:
     if rows[0]["scorer"] not in graded:
         return None
     return _mean_of(lambda row: row["score"] * row["sound"], rows)
+
+
+def _mean_where_known(column: str, rows: Rows) -> float | None:
+    """Return the mean of a column; None where it means nothing, or the table is an older one."""
+    known = [value for row in rows if (value := row.get(column)) is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _without_verdict(rows: Rows) -> float | None:

@@ -46,6 +46,9 @@ TABLE = pa.schema(
         "tool_errors": pa.int32(),
         "response_tokens": pa.int32(),  # sampled and observed
         "sampled_tokens": pa.int32(),
+        # whatever the format; null where it means nothing (tasks/scorers/lenient.py)
+        "lenient": pa.bool_(),  # the answer stands anywhere in the last turn
+        "last_number": pa.bool_(),  # it is the last number there
     }
 )
 

@@ -14,14 +14,15 @@ from params.schema.reinforce import RewardPart
 from tasks.dialects.contract import calls_in
 from tasks.dialects.tags import TagsReader
 from tasks.extensions.checks import number_fault
-from tasks.rewards.contract import NOT_ASKED, Ending, Part
+from tasks.rewards.contract import NOT_ASKED, Ending, Part, was_scored
 from tasks.rewards.judging import Breakdowns, OpenJudge
 from tasks.rewards.reward_parts import FORMAT, open_parts
-from tasks.scorers import MOST_TIMEOUTS, open_scorers, scorer_fault
+from tasks.scorers import MOST_TIMEOUTS, lenient, open_scorers, scorer_fault
 from tasks.scorers import judge as judge_scorer
 from tasks.scorers.contract import ScorerKind
 from tasks.scorers.maths import OVER_BUDGET, WORKERS
 from tasks.scorers.maths_worker import TIMEOUT
+from tasks.trees.dialogue import RESULT_TAGS
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import (
     TURN,
@@ -97,9 +98,14 @@ def score_trees(
         )
         with _threads(WORKERS) as threads:
             endings = [ending for tree in threads.map(read, trees) for ending in tree]
+        texts = {name for name, kind in scorers.items() if kind.lenient}
         values = {label: _finite(label, part, endings) for label, part in opened.items()}
     rows = [
-        _row(ending, {label: given[index] for label, given in values.items()})
+        _row(
+            ending,
+            {label: given[index] for label, given in values.items()},
+            lenient_scores(ending, texts, reader),
+        )
         for index, ending in enumerate(endings)
     ]
     _print_slow(rows, most_timeouts)
@@ -273,13 +279,16 @@ def _finite(label: str, part: Part, endings: Sequence[Ending]) -> list[float]:
     return values
 
 
-def _row(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
+def _row(
+    ending: Ending, values: Mapping[str, float], whatever_form: Mapping[str, bool | None]
+) -> dict[str, Any]:
     return {
         "question": ending.question.id,
         "kind": ending.question.kind,
         "leaf": ending.leaf,
         "scorer": WORLD if ending.world else ending.question.scorer,
         **score(ending, values),
+        **whatever_form,
         "parts": dict(values),
     }
 
@@ -306,6 +315,30 @@ def score(ending: Ending, values: Mapping[str, float]) -> dict[str, Any]:
         "response_tokens": response_tokens(trajectory),
         "sampled_tokens": sum(len(node.tokens) for node in sampled(trajectory)),
     }
+
+
+def lenient_scores(
+    ending: Ending, scorers: Collection[str], reader: Reader
+) -> dict[str, bool | None]:
+    """Return whether the answer stands anywhere in the last turn, and as its last number.
+
+    Calls and results do not count, the form does not either, and what the scorer calls right is
+    right. None where that means nothing: for scorers that are not among these, in a world, and for
+    answers that are not scored.
+    """
+    turns = sampled(ending.trajectory)
+    if ending.world or ending.question.scorer not in scorers or not was_scored(ending.breakdown):
+        return dict.fromkeys(lenient.COLUMNS)
+    said = _words_of_turn(_storable(turns[-1].text), reader) if turns else ""
+    return lenient.scores(said, ending.question.answers, ending.score == 1)
+
+
+def _words_of_turn(text: str, reader: Reader) -> str:
+    """Return a turn without its calls, and without the result that it has begun to forge."""
+    text = text.partition(RESULT_TAGS[0])[0]
+    for call in calls_in(reader, text):
+        text = text.replace(call.argument, " ") if call.argument else text
+    return text
 
 
 def _print_slow(rows: Sequence[Mapping[str, Any]], most_timeouts: int) -> None:

@@ -17,12 +17,15 @@ Scorer = Callable[[str, Sequence[str]], Mapping[str, float]]  # -> "score", in [
 class ScorerKind:
     """A kind of scorer: its function, and whether it gives scores between 0 and 1.
 
+    ``lenient``: accepted forms are texts that can be looked for in a turn (lenient.py).
+
     ``of_a_question(most_timeouts)`` returns the scorer for all answers of one question where some
     answers cost much time: it compares no more of them after that many have run out of it.
     """
 
     compare: Scorer
     graded: bool = False
+    lenient: bool = False
     of_a_question: Callable[[int], Scorer] | None = None
 
     def limited(self, most_timeouts: int) -> Scorer:

@@ -76,4 +76,4 @@ def _number(text: str) -> Fraction | None:
     return number(_UNITS.sub("", text).strip())
 
 
-SCORER = ScorerKind(exact_match)
+SCORER = ScorerKind(exact_match, lenient=True)

@@ -123,4 +123,4 @@ def _nothing() -> dict[str, float]:
     return dict.fromkeys(("score", "precision", "recall", "exact"), 0.0)
 
 
-SCORER = ScorerKind(token_f1, graded=True)
+SCORER = ScorerKind(token_f1, graded=True, lenient=True)

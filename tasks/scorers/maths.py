@@ -374,4 +374,4 @@ def _of_a_question(most_timeouts: int) -> Scorer:
     return functools.partial(mathematics, compare=budgeted(VERIFIER.compare, most_timeouts))
 
 
-SCORER = ScorerKind(mathematics, of_a_question=_of_a_question)
+SCORER = ScorerKind(mathematics, lenient=True, of_a_question=_of_a_question)

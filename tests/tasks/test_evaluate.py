@@ -147,6 +147,30 @@ def test_a_graded_score_has_a_row_of_its_own():
     ] * 2
 
 
+def test_the_lenient_scores_stand_beside_the_strict_one_where_they_mean_something(folder):
+    found = [(True, True), (True, False), (False, None), (None, None)]
+    names = ("lenient", "last_number")
+    before = [
+        {**row, **dict(zip(names, f, strict=True))} for row, f in zip(BEFORE, found, strict=True)
+    ]
+    after = [{**row, "lenient": True, "last_number": None} for row in AFTER]
+    compared = compare({"cold start": before, "trained": before}, 200, 7)
+    assert [row["measure"] for row in compared][3:6] == [
+        "lenient",
+        "lenient, chain",
+        "lenient, story",
+    ]
+    lenient, last = named(compared, "lenient"), named(compared, "last number")
+    assert (lenient["questions"], last["questions"]) == (3, 2)
+    low, high = bootstrap_interval(np.array([1.0, 1.0, 0.0]), 200, seed=7)
+    assert lenient["trained"] == {"mean": 2 / 3, "low": low, "high": high}
+    assert last["trained"]["mean"] == 0.5
+    made = evaluated(before, after)
+    table = Path(artifacts.output(made, "table").path).read_text()
+    assert "| lenient (%) | 3 |" in table and "lenient, chain" not in table
+    assert "last number" not in table, "one of the two policies has no such answer"
+
+
 def test_a_world_has_ended_episodes_instead_of_answers():
     episodes = [
         answer(number, "frozen_lake", number == 0, answer=None, outcome=outcome)

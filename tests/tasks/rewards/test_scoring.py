@@ -149,6 +149,13 @@ def test_the_last_observation_scores_an_episode(observations, expected):
     assert row["scorer"] == "world"
 
 
+def test_worlds_and_answers_that_nothing_scored_have_no_lenient_score():
+    hidden = Tree(QUESTION, [node(-1, PROMPT, "?"), node(0, TURN, RIGHT, "answer")], [1])
+    for tree, names in ((world(step(1.0, terminated=True)), ()), (hidden, {QUESTION.id})):
+        (row,) = score_trees([tree], listed({"answer": {}}), hidden=names)
+        assert (row["lenient"], row["last_number"]) == (None, None)
+
+
 @pytest.mark.parametrize("outcome", list(TURN_OUTCOMES))
 def test_an_episode_that_its_agent_ended_earns_the_penalty(outcome):
     tree = world(step(0.5))
