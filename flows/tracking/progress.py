@@ -73,7 +73,9 @@ class Progress:
             self._print_line()
 
     def _is_due(self) -> bool:
-        """Return whether it is time for another line."""
+        """Return whether it is time for another line; the last one is that of ``close``."""
+        if self.done >= self.total:
+            return False
         now = time.monotonic()
         wait = min(max(SOON, SHARE * (now - self.began)), LINE_EVERY)
         return now - self.last_line >= wait

@@ -48,7 +48,6 @@ def test_lines_come_soon_then_seldom_and_say_how_long_it_takes(capsys, monkeypat
     assert printed[:4] == [12, 24, 36, 48]  # each step, while a run is young
     assert printed[-1] - printed[-2] == printed[-2] - printed[-3] == 60
     work.advance(51)
-    capsys.readouterr()
     work.close()
     assert capsys.readouterr().out == "cold start: 300 of 300 steps, in 30 min\n"
 
