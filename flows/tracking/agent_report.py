@@ -13,7 +13,7 @@ from flows.tracking.run import Run
 from tasks.agents import table
 
 Rows = Sequence[Mapping[str, Any]]  # of tasks.agents.table.summarise
-INTERVALS = ("success", "score")  # measures with low and high
+INTERVALS = ("success", "lenient", "last_number", "score")  # measures with low and high
 
 
 def write(page: Path, recipe: str, model: str, rows: Rows, reasons: str = "") -> None:
@@ -41,7 +41,7 @@ def _by_measure(rows: Rows) -> dict[str, dict[str, Any]]:
     by_measure: dict[str, dict[str, Any]] = {}
     for row in rows:
         for measure in INTERVALS:
-            if row[measure]:
+            if row.get(measure):
                 by_measure.setdefault(f"{measure}, {row['set']}", {})[row["agent"]] = row[measure]
     return by_measure
 
@@ -50,5 +50,5 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without nested values."""
     plain = {name: value for name, value in row.items() if name not in INTERVALS}
     for measure in INTERVALS:
-        plain |= {f"{measure}_{bound}": value for bound, value in (row[measure] or {}).items()}
+        plain |= {f"{measure}_{bound}": value for bound, value in (row.get(measure) or {}).items()}
     return plain

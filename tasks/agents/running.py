@@ -42,6 +42,7 @@ class AgentResult:
     """What one agent has come to, and what it took, all trials together."""
 
     answer: str | None = None
+    said: str = ""  # the last reply of the policy; "" where that led to an act
     outcome: str = Outcome.NO_ANSWER
     fault: str = ""  # of the model, which ended the agent
     in_world: bool = False
@@ -98,6 +99,7 @@ class _Running:
     def observe(self, observation: Observation, executed: bool) -> None:
         """Count an act, and let the agent go on."""
         self.calls += executed
+        self.ending.said = ""
         self.ending.tool_calls += executed
         self.ending.tool_errors += executed and observation.outcome != Outcome.OK
         if self.ending.in_world and executed:
@@ -115,6 +117,8 @@ class _Running:
         self.ending.prompt_tokens += reply.prompt_tokens
         self.ending.completion_tokens += reply.completion_tokens
         self.tokens += from_policy * reply.completion_tokens
+        if from_policy:
+            self.ending.said = reply.text
         if reply.fault:
             self._stop(Outcome.UNAVAILABLE, reply.fault)
         else:

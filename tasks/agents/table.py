@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.scorers import is_graded, label
+from tasks.scorers import is_graded, label, lenient
 from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.words import printable
 
@@ -17,9 +17,10 @@ SHOWN = 80  # characters of a reason
 MOST_REASONS = 5  # of an agent that are named
 ALL = "all"  # the set of the row with the questions of all sets
 NOTE = (
-    "Success and score: means with 95 % bootstrap intervals over questions. Calls and tokens: "
-    "means a question, all trials and all models together. Oracle: the gold answer decided on "
-    "another trial.\n"
+    "Success, lenient and score: means with 95 % bootstrap intervals over questions. Lenient: the "
+    "answer stands anywhere in the last reply, whatever its form. Calls and tokens: means a "
+    "question, all trials and all models together. Oracle: the gold answer decided on another "
+    "trial.\n"
 )
 COUNTS = (  # column of the results, and of the table
     ("tool_calls", "tool calls"),
@@ -35,8 +36,9 @@ def summarise(
     """Return a row an agent and set, and one an agent for all sets where there are several.
 
     ``results``: agent -> rows of try_agent. A row has agent, set, questions, success (and score
-    where a scorer grades all of them) with mean, low and high (95 % bootstrap over questions),
-    scorers, the means of COUNTS a question, and faults, the number of tasks whose model failed.
+    where a scorer grades all of them, and both lenient scores where they mean something) with mean,
+    low and high (95 % bootstrap over questions), scorers, the means of COUNTS a question, and
+    faults, the number of tasks whose model failed.
     """
     rows = []
     for agent, rows_of_agent in results.items():
@@ -55,6 +57,7 @@ def _measured(rows: Sequence[Mapping[str, Any]], resamples: int, seed: int) -> R
         "questions": len(rows),
         "success": _interval([row["success"] for row in rows], resamples, seed),
         "score": _interval(scores, resamples, seed) if len(scores) == len(rows) else None,
+        **{name: _where_known(rows, name, resamples, seed) for name in lenient.COLUMNS},
         "scorers": sorted({label(row["scorer"]) for row in rows}),
         **{name: float(np.mean([row[name] for row in rows])) for name, _ in COUNTS},
         "faults": sum(bool(row["fault"]) for row in rows),
@@ -67,16 +70,27 @@ def _interval(values: Sequence[float], resamples: int, seed: int) -> dict[str, f
     return {"mean": float(array.mean()), "low": low, "high": high}
 
 
+def _where_known(
+    rows: Sequence[Mapping[str, Any]], column: str, resamples: int, seed: int
+) -> dict[str, float] | None:
+    """Return the mean of a column; None where some row has no value of it."""
+    known = [value for row in rows if (value := row.get(column)) is not None]
+    return _interval(known, resamples, seed) if len(known) == len(rows) else None
+
+
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table in Markdown; columns that no row fills are left out."""
     graded = {name for row in rows if row["score"] for name in row["scorers"]}
     score = f"{graded.pop() if len(graded) == 1 else 'score'} (%)" if graded else ""
+    whatever_form = any(row["lenient"] for row in rows)
     failed = any(row["faults"] for row in rows)
-    names = ["agent", "set", "questions", "success (%)", *filter(None, [score])]
+    names = ["agent", "set", "questions", "success (%)"]
+    names += (["lenient (%)"] if whatever_form else []) + ([score] if score else [])
     names += [title for _, title in COUNTS] + (["failed requests"] if failed else [])
     lines = [f"| {' | '.join(names)} |", f"|---|---|{'---:|' * (len(names) - 2)}"]
     for row in rows:
         cells = [row["agent"], row["set"], f"{row['questions']:,}", _cell(row["success"])]
+        cells += [_cell(row["lenient"])] if whatever_form else []
         cells += [_cell(row["score"])] if score else []
         cells += [_count(row[name]) for name, _ in COUNTS]
         cells += [str(row["faults"])] if failed else []

@@ -26,7 +26,7 @@ from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.rewards.scoring import WORLD, episode_score
-from tasks.scorers import open_scorers
+from tasks.scorers import lenient, open_scorers
 from tasks.scorers.contract import Scorer, ScorerKind
 from tasks.trees.tables import write_table
 from tasks.trees.tree import Question, ToolSpec
@@ -42,6 +42,8 @@ RESULTS = pa.schema(
         "answer": pa.string(),  # null where there is none
         "score": pa.float64(),
         "success": pa.bool_(),  # the highest score
+        "lenient": pa.bool_(),  # the answer stands in the last reply, whatever its form, or null
+        "last_number": pa.bool_(),  # it is the last number there
         "outcome": pa.string(),  # how the agent has ended
         "fault": pa.string(),  # of the model, which ended the agent; "" for none
         "trials": pa.int32(),
@@ -106,7 +108,7 @@ def try_agent(
             tasks = [_task(each, inputs, scorers, environment) for each in batch]
             with environment.session() as session:
                 endings = run(AGENTS[inputs.agent], tasks, models, session, step.seed, advance)
-            batch_rows = [_row(*each, scorers) for each in zip(batch, endings, strict=True)]
+            batch_rows = [_row(*each, inputs, scorers) for each in zip(batch, endings, strict=True)]
             if inputs.failed_as_wrong or not _unanswered(batch_rows):
                 _write(file, batch_rows)
             rows += batch_rows
@@ -168,7 +170,12 @@ def _is_right(question: Question, compare: Scorer, answer: str | None) -> bool:
     return answer is not None and compare(answer, question.answers)["score"] >= 1
 
 
-def _row(question: Question, ending: AgentResult, scorers: Mapping[str, ScorerKind]) -> Row:
+def _row(
+    question: Question,
+    ending: AgentResult,
+    inputs: TryInputs,
+    scorers: Mapping[str, ScorerKind],
+) -> Row:
     """Return the scored result of one task. Raises ValueError with the task for a score of none."""
     of_world = ending.in_world
     try:
@@ -190,10 +197,28 @@ def _row(question: Question, ending: AgentResult, scorers: Mapping[str, ScorerKi
         "answer": ending.answer,
         "score": score,
         "success": score >= 1,
+        **_lenient(question, ending, score >= 1, inputs, scorers),
         "outcome": str(ending.outcome),
         "fault": ending.fault,
         **{name: getattr(ending, name) for name in (*counts, *tokens)},
     }
+
+
+def _lenient(
+    question: Question,
+    ending: AgentResult,
+    right: bool,
+    inputs: TryInputs,
+    scorers: Mapping[str, ScorerKind],
+) -> dict[str, bool | None]:
+    """Return the lenient scores of the last reply.
+
+    None in a world, and for agents that try again, whose last reply may be about an earlier one.
+    """
+    answers = not ending.in_world and not AGENTS[inputs.agent].retries
+    if not answers or not scorers[question.scorer].lenient:
+        return dict.fromkeys(lenient.COLUMNS)
+    return lenient.scores(ending.said, question.answers, right)
 
 
 def _write(file: Path, rows: Sequence[Row]) -> None:

@@ -42,6 +42,14 @@ def test_a_column_is_there_where_a_row_fills_it():
     assert "| rag | two | 1 | 0.0 [0.0, 0.0] | 25.0 [25.0, 25.0] |" in whole
 
 
+def test_the_lenient_score_has_a_column_where_every_task_has_one():
+    known = [{**row("one", 0.0), "lenient": right, "last_number": None} for right in (True, False)]
+    (whole,), (older,) = (summarise({"bare": rows}, 50, 0) for rows in (known, [row("one", 1.0)]))
+    assert (whole["lenient"]["mean"], whole["last_number"]) == (0.5, None)
+    assert "| success (%) | lenient (%) | tool calls |" in markdown([whole, older])
+    assert "lenient" not in markdown([older])
+
+
 def test_failed_requests_have_their_reasons_with_counts():
     rows = [row("one", 0.0, fault=fault) for fault in ["503", "503", "timeout", "\x1b[2J" * 99, ""]]
     text = reasons({"react": rows, "direct": [row("one", 1.0)]}, ["results.parquet"])

@@ -94,6 +94,21 @@ def test_answers_are_scored_by_the_scorer_of_their_question():
     assert {row["scorer"] for row in rows} == {"f1"}
 
 
+def test_the_last_reply_is_read_leniently_unless_it_is_an_act_or_about_another():
+    questions = [Question(f"q-{n}", "toy", f"Question q-{n}?", (str(n),)) for n in range(3)]
+    script = {
+        "q-0": ["It is 0."],
+        "q-1": ["Or 2?"],
+        "q-2": ["<search>2</search>", "I have no idea"],
+    }
+    rows = rows_of(inputs("bare"), Turns(script), questions)
+    assert [row["success"] for row in rows] == [False] * 3
+    assert [row["lenient"] for row in rows] == [True, False, False]
+    assert [row["last_number"] for row in rows] == [True, False, False]
+    (row,) = rows_of(inputs("reflexion"), Turns({"q-0": ["Finish[0]"] * 9}), questions[:1])
+    assert (row["lenient"], row["last_number"]) == (None, None)
+
+
 def test_tasks_that_were_done_before_an_interruption_are_not_done_again(monkeypatch):
     monkeypatch.setattr(verb, "AT_ONCE", 2)
     script = {f"q-{n}": boxed(f"gold {n}") for n in range(5)}
