@@ -242,10 +242,12 @@ def first_sights(opened: OpenEnvironment, material: Material) -> list[str]:
 def name_dialect(tokenizer: Any, section: Mapping[str, Frozen], dialect: Dialect) -> None:
     """Put what an inference server needs to speak the dialect into tokenizer_config.json.
 
-    It stays there, as the key "dialect", in all policies that are trained from this one.
+    It stays there, as the key "dialect", in all policies that are trained from this one. So does
+    the chat template, which a dialect may have extended by calls.
     """
     (settings,) = section.values()
     tokenizer.init_kwargs["dialect"] = dialect_kind(section).serving(settings, dialect)
+    tokenizer.chat_template = getattr(dialect, "tokenizer", tokenizer).chat_template
 
 
 def known_texts(material: Material, traces: Sequence[Trace]) -> Iterator[str]:

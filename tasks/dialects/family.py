@@ -13,6 +13,8 @@ from datetime import date
 from typing import Any
 
 from tasks.dialects.prompt_check import has_clock
+from tasks.dialects.written_calls import PARSER as TEXT_CALLS
+from tasks.dialects.written_calls import TextCalls
 from tasks.trees.clock import formatted, template_clock
 from tasks.trees.markers import BREAK
 
@@ -121,10 +123,10 @@ def families() -> list[str]:
 
 
 def parsers() -> list[str]:
-    """Return the names of the library's parsers of calls, which its renderer default takes."""
+    """Return the names of the parsers of calls, which the renderer default takes."""
     from renderers.parsers import TOOL_PARSERS
 
-    return [*TOOL_PARSERS]
+    return [*TOOL_PARSERS, TEXT_CALLS]
 
 
 def canonical(name: str) -> str:
@@ -211,9 +213,14 @@ def open_renderer(
 
 
 def _create(tokenizer: Any, settings: Any) -> Any:
+    """Return the library's renderer; the parser of calls that are text is ours."""
     from renderers import create_renderer
 
-    return create_renderer(tokenizer, settings)
+    if getattr(settings, PARSER, None) != TEXT_CALLS:
+        return create_renderer(tokenizer, settings)
+    renderer = create_renderer(tokenizer, settings.model_copy(update={PARSER: None}))
+    renderer._tool_parser = TextCalls(tokenizer)
+    return renderer
 
 
 def _dated(name: str, options: Mapping[str, Any], tokenizer: QuotingTokenizer) -> Any:

@@ -46,6 +46,7 @@ from tasks.dialects.prompt_check import (
     template_faults,
 )
 from tasks.dialects.tags import TOOLS
+from tasks.dialects.written_calls import PARSER, reads_text, with_calls
 from tasks.dialects.written_turns import answered_turns, in_tags
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import BREAK, added_tokens, any_of, markers, quote
@@ -660,6 +661,8 @@ def open_native(
     """
     if family.canonical(settings.renderer) in (family.AUTO, family.DEFAULT):
         refuse("native", template_faults(tokenizer, dialogue))
+    if family.canonical(settings.renderer) == family.DEFAULT and specs:
+        tokenizer = with_calls(tokenizer)
     name, renderer = family.open_renderer(
         settings.renderer, settings.options, tokenizer, dialogue.date
     )
@@ -704,7 +707,8 @@ def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:
     """Return what an inference server needs to speak the dialect."""
     dated = dialect.name == family.HARMONY or has_clock(dialect.tokenizer)
     shown = {"date": dialect.dialogue.date.isoformat()} if dated else {}
-    return family.serving(dialect.name, dialect.ends, dialect.stop_strings) | shown
+    parser = {"tool_call_parser": PARSER} if reads_text(dialect.renderer) else {}
+    return family.serving(dialect.name, dialect.ends, dialect.stop_strings) | parser | shown
 
 
 DIALECT = DialectKind(

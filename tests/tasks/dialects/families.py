@@ -79,6 +79,7 @@ HARMONY = dict.fromkeys(
     ),
     True,
 )
+SMOLLM2 = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), True)
 GEMMA4 = dict.fromkeys(
     (
         *("<bos>", "<eos>", "<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>"),
@@ -111,6 +112,7 @@ SHAPES = {  # templates of other shapes
     "qwq": ("qwq", QWEN3, "<|im_end|>"),
     "smollm3": ("smollm3", QWEN3, "<|im_end|>"),
     "granite": ("granite", GRANITE, "<|end_of_text|>"),
+    "smollm2": ("smollm2", SMOLLM2, "<|im_end|>"),  # contents alone, and no token of a call
     "no-generation-prompt": ("no-generation-prompt", QWEN, "<|im_end|>"),
 }
 

@@ -49,6 +49,11 @@ TEMPLATES = {
     + CALLS.replace("tool_call>", "act>")
     + ENDS
     + BEGINS,
+    "one question": "{% if messages[2:] %}{{ raise_exception('one') }}{% endif %}"
+    + HEAD
+    + CONTENT
+    + ENDS
+    + BEGINS,
     "sound": HEAD + CONTENT + ENDS + BEGINS,
     "parts alone": HEAD + PARTS + ENDS + BEGINS,
     "parts asked": HEAD + "{{ m.content[0].text.strip() }}" + ENDS + BEGINS,
@@ -161,7 +166,8 @@ def test_a_prompt_that_lacks_several_parts_has_a_line_for_each():
 
 def test_a_tool_is_described_by_the_template_or_by_the_recipe():
     with pytest.raises(ValueError, match="tools and writes no calls: take the dialect tags"):
-        opened("sound", native, specs=[PYTHON])
+        opened("one question", native, specs=[PYTHON])
+    opened("sound", native, specs=[PYTHON])  # it gets both from written_calls.py
     with pytest.raises(ValueError, match=r"no tools; describe them in dialogue.system, or take"):
         opened("calls", native, specs=[PYTHON])
     opened("calls", native, system="Call python for sums.", specs=[PYTHON])
