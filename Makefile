@@ -144,7 +144,7 @@ ask: $(RUN_READY) # a question reaches the shell as a variable, so that it may h
 compare: $(RUN_READY)
 	@$(PYTHON) -m flows.compare $(RECIPE) --budget $(BUDGET) --seeds $(SEEDS)
 
-bench: .venv/installed # TRL is faster where threads wait as OpenMP has them do
+bench: .venv/installed .venv/smollm # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
 
 serve: $(SERVE_VENV)/installed

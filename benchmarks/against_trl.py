@@ -15,7 +15,7 @@ import pstats
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,9 @@ from benchmarks.cases import (
     begin,
     cold_started,
     drawn_rewards,
+    first_case,
     load_recipe,
+    require_package,
 )
 from benchmarks.floors import add_floors, counts, matrix_rate, needed_operations
 from params.schema import algorithms
@@ -58,12 +60,13 @@ from tasks.policy.parallel import lanes
 from tasks.policy.resident import Learner, to_sample
 from tasks.rewards.scoring import score_trees
 from tasks.rollouts.rounds import Setting, grow
-from tasks.tools.python import PythonTool, Run, python_tool
+from tasks.tools.python import PythonTool, python_tool
 from tasks.trees.tree import PROMPT, TURN, Question, Tree, response_tokens, sampled
 
 FILE = Path(__file__).with_name("against_trl.json")
 ROWS = {BEAMLINE: "grpo", BRANCHING: "arpo"}  # of params/algorithms.yaml
 HEADLINE = "tiny-16"  # the case whose ratios are the file's first keys
+FIRST_KEYS = ("step", "step_branching", "sampling", "update")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Measured:
     step: float
     sampling: float
     tools: float
+    rest: float  # rewards, and with TRL the layout of rows and advantages
     update: float
     sampled_tokens: int
     response_tokens: int
@@ -172,6 +176,7 @@ def beamline_step(
         step=ended - began,
         sampling=sampling - began - tool_seconds,
         tools=tool_seconds,
+        rest=scored - sampling,
         update=ended - scored,
         sampled_tokens=_tokens(trees, lambda node: node.kind == TURN),
         response_tokens=_tokens(trees, lambda node: node.kind != PROMPT),
@@ -219,11 +224,13 @@ def deterministic(enabled: bool) -> Iterator[None]:
 # ---------------------------------------------------------------- TRL
 
 
-def trl_peer(start: Start, case: Case, micro_batches: int, path: str) -> Any:
+def trl_peer(
+    start: Start, case: Case, micro_batches: int, path: str, cache: str = "dynamic"
+) -> Any:
     """Return TRL's trainer in one of its shapes."""
     from benchmarks import peer
 
-    shape = peer.Shape(case.questions, case.group, micro_batches, path)
+    shape = peer.Shape(case.questions, case.group, micro_batches, path, cache)
     game = peer.Game(start.dialect, start.recipe.dialogue, start.tools.trl)
     return peer.peer(start.model(), start.tokenizer, start.recipe, shape, start.questions, game)
 
@@ -236,19 +243,33 @@ def trl_step(start: Start, case: Case, trainer: Any, number: int) -> Measured:
     trainer.rewards = drawn_rewards(case, number) if start.draws_rewards else None
     start.tools.take()
     with deterministic(False):
-        sampling, update, trajectories = peer.steps_of(start.recipe.dialogue)(trainer, questions)
+        step = peer.steps_of(start.recipe.dialogue)(trainer, questions)
     tool_seconds = start.tools.take()
     trainer.rewards = None
-    contexts = [context for trajectory in trajectories for context in trajectory]
+    contexts = [context for trajectory in step.trajectories for context in trajectory]
+    response_tokens = sum(len(context.response) for context in contexts)
     return Measured(
-        step=sampling + update,
-        sampling=sampling - tool_seconds,
+        step=step.sampling + step.rest + step.update,
+        sampling=step.sampling - tool_seconds,
         tools=tool_seconds,
-        update=update,
+        rest=step.rest,
+        update=step.update,
         sampled_tokens=sum(sum(context.own) for context in contexts),
-        response_tokens=sum(len(context.response) for context in contexts),
-        other={"reward": trainer._metrics["train"]["reward"][-1]},
+        response_tokens=response_tokens,
+        other={
+            "reward": trainer._metrics["train"]["reward"][-1],
+            "mean_leaf_response_tokens": response_tokens / len(questions),
+        },
     )
+
+
+def trl_sample(start: Start, case: Case, trainer: Any, number: int) -> float:
+    """Measure the seconds of TRL's sampling of a batch, with its tools."""
+    from benchmarks import peer
+
+    questions = [each for each in batch_of(start, case, number) for _ in range(case.group)]
+    with deterministic(False):
+        return peer.sample(trainer, questions)
 
 
 def trl_update(trainer: Any, trees: Sequence[Tree], rewards: Sequence[float]) -> float:
@@ -262,26 +283,46 @@ def trl_update(trainer: Any, trees: Sequence[Tree], rewards: Sequence[float]) ->
 def best_peer(
     start: Start, case: Case, trees: Sequence[Tree], rewards: Sequence[float]
 ) -> tuple[Any, dict[str, float]]:
-    """Find TRL's fastest shape: its tool calls by sampling, its micro-batches by update.
+    """Find TRL's fastest shape: how it samples, then its micro-batches by update.
 
-    Returns the trainer, and the seconds of every shape that was tried.
+    Returns the trainer, and the seconds of every shape that was tried. At most two trainers are in
+    memory: with a real model, each takes gigabytes.
     """
-    tried: dict[str, float] = {}
-    trainers: dict[tuple[str, int], Any] = {}
-    fewest = case.peer_micro_batches[0]
-    for path in case.peer_paths:
-        trainer = trainers[path, fewest] = trl_peer(start, case, fewest, path)
-        for number in range(case.tries - 1):
-            measured = trl_step(start, case, trainer, number)
-            tried[f"sampling, {path}"] = measured.sampling + measured.tools
-    path = min(case.peer_paths, key=lambda path: tried.get(f"sampling, {path}", 0.0))
+    best, tried = best_sampler(start, case)
+    path, cache, least = best.shape.path, best.shape.cache, float("inf")
     for parts in case.peer_micro_batches:
-        if (path, parts) not in trainers:
-            trainers[path, parts] = trl_peer(start, case, parts, path)
-        seconds = [trl_update(trainers[path, parts], trees, rewards) for _ in range(case.tries)]
-        tried[f"update, {parts} micro-batches"] = min(seconds[1:] or seconds)
-    best = min(case.peer_micro_batches, key=lambda parts: tried[f"update, {parts} micro-batches"])
-    return trainers[path, best], tried
+        again = parts == case.peer_micro_batches[0]
+        trainer = best if again else trl_peer(start, case, parts, path, cache)
+        seconds = settled(trl_update(trainer, trees, rewards) for _ in range(case.tries))
+        tried[f"update, {parts} micro-batches"] = seconds
+        if seconds < least:
+            best, least = trainer, seconds
+    return best, tried
+
+
+def best_sampler(start: Start, case: Case) -> tuple[Any, dict[str, float]]:
+    """Find the tool calls and the cache with which TRL samples fastest, if there is a choice.
+
+    Returns a trainer with the fewest micro-batches, and the seconds of each way.
+    """
+    ways = [(path, cache) for path in case.peer_paths for cache in case.peer_caches]
+    tries = case.tries - 1 or int(len(ways) > 1)
+    best, least = None, float("inf")
+    tried: dict[str, float] = {}
+    for path, cache in ways:
+        trainer = trl_peer(start, case, case.peer_micro_batches[0], path, cache)
+        seconds = settled(trl_sample(start, case, trainer, number) for number in range(tries))
+        title = f"sampling, {path}" + f", {cache} cache" * (len(case.peer_caches) > 1)
+        tried |= {title: seconds} if tries else {}
+        if seconds < least:
+            best, least = trainer, seconds
+    return best, tried
+
+
+def settled(tries: Iterable[float]) -> float:
+    """Return the least seconds of some tries, the first of which only warms up; 0 of none."""
+    seconds = list(tries)
+    return min(seconds[1:] or seconds, default=0.0)
 
 
 # ---------------------------------------------------------------- measuring
@@ -363,11 +404,14 @@ def ratios(sides: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
     result = speeds(BEAMLINE)
     result["tokens_shared"] = 1 - of(BEAMLINE, "unique_tokens") / of(BEAMLINE, "leaf_tokens")
     result["sampled_tokens"] = of(BEAMLINE, "sampled_tokens") / of(TRL, "sampled_tokens")
+    length = "mean_leaf_response_tokens"
+    result["length"] = of(BEAMLINE, length) / of(TRL, length)
     if BRANCHING in sides:  # as many leaves on both sides: per leaf is per step
         branching = speeds(BRANCHING)
         result["step_branching"] = branching["step"]
         result["sampling_branching"] = branching["sampling"]
         result["update_branching"] = branching["update"]
+        result["length_branching"] = of(BRANCHING, length) / of(TRL, length)
         result["tokens_shared_branching"] = 1 - (
             of(BRANCHING, "unique_tokens") / of(BRANCHING, "leaf_tokens")
         )
@@ -465,30 +509,51 @@ def profiled(title: str, work: Callable[[], Any]) -> Any:
 def main() -> None:
     """Run the cases of the command line."""
     options = parse()
-    recipe = load_recipe(CASES[HEADLINE])
-    use_machine(recipe.machine)
-    given = (options.policy, options.questions)
-    files: tuple[Path, Path] = given if options.policy else cold_started(recipe)
+    use_machine(load_recipe(CASES[options.cases[0]]).machine)
+    files = files_of(options)
+    if options.memory_of:
+        case, contestant = CASES[options.cases[0]], options.memory_of[1]
+        with ready(case, files) as start:
+            print(json.dumps(memory_of(start, case, contestant)))
+    elif options.profile:
+        case = CASES[options.cases[0]]
+        with ready(case, files) as start:
+            profile(start, case)
+    else:
+        report(measure(options, files), options.output)
+
+
+Files = Mapping[str, tuple[Path, Path]]  # recipe -> folder of a policy, its training questions
+
+
+def files_of(options: argparse.Namespace) -> Files:
+    """Return those of the command line, or make them for each recipe of its cases."""
+    names = dict.fromkeys(CASES[name].recipe for name in options.cases)
+    if options.policy:
+        return dict.fromkeys(names, (options.policy, options.questions))
+    recipes = {name: load_recipe(first_case(name)) for name in names}
+    for recipe in recipes.values():
+        require_package(recipe)
+    return {name: cold_started(name, recipe) for name, recipe in recipes.items()}
+
+
+@contextmanager
+def ready(case: Case, files: Files) -> Iterator[Start]:
+    """Open the tool of a case's recipe; yield the start of both sides."""
+    recipe = load_recipe(case)
     limits = recipe.tools["python"]
     assert isinstance(limits, PythonTool)
     with python_tool(limits, recipe.machine.threads) as run:
-        if options.memory_of:
-            case, contestant = CASES[options.memory_of[0]], options.memory_of[1]
-            print(json.dumps(memory_of(begin(case, *files, run), case, contestant)))
-        elif options.profile:
-            case = CASES[options.cases[0]]
-            profile(begin(case, *files, run), case)
-        else:
-            report(measure(options, files, run), options.output)
+        yield begin(case, *files[case.recipe], run)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.against_trl", description=__doc__)
     add = parser.add_argument
-    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to compare")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="what to compare (all)")
     add("--repetitions", type=int, help="steps of each side (5; 3 where a step takes a minute)")
     add("--no-memory", action="store_true", help="leave out the peak memory of each side")
-    add("--output", type=Path, default=FILE, help="the file to write")
+    add("--output", type=Path, default=FILE, help="the file to write; its other cases stay in it")
     add("--profile", action="store_true", help="only show where Beamline's time goes, first case")
     add("--policy", type=Path, help="folder of a cold-started policy, instead of making one")
     add("--questions", type=Path, help="its training questions (train.parquet)")
@@ -496,15 +561,23 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if (options.policy is None) != (options.questions is None):
         parser.error("--policy and --questions belong together: give both, or neither")
+    if options.memory_of:
+        options.cases = options.memory_of[:1]
+    recipes = sorted({CASES[name].recipe for name in options.cases})
+    if options.policy and len(recipes) > 1:
+        parser.error(
+            f"--policy is of one recipe, the cases are of {' and '.join(recipes)}: name --cases of "
+            "one, or leave out --policy"
+        )
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions {options.repetitions}: ask for at least one")
     return options
 
 
-def measure(options: argparse.Namespace, files: tuple[Path, Path], run: Run) -> dict[str, Any]:
+def measure(options: argparse.Namespace, files: Files) -> dict[str, Any]:
     """Return all measurements, as they go into the file."""
     memory = {
-        (name, side): peak_memory(CASES[name], side, *files)
+        (name, side): peak_memory(CASES[name], side, *files[CASES[name].recipe])
         for name in options.cases
         for side in CASES[name].contestants
         if not options.no_memory
@@ -514,7 +587,8 @@ def measure(options: argparse.Namespace, files: tuple[Path, Path], run: Run) -> 
     for name in options.cases:
         case = CASES[name]
         rates[case.precision] = max(rates[case.precision], matrix_rate(case.precision))
-        entry = run_case(begin(case, *files, run), case, options.repetitions or case.repetitions)
+        with ready(case, files) as start:
+            entry = run_case(start, case, options.repetitions or case.repetitions)
         rates[case.precision] = max(rates[case.precision], matrix_rate(case.precision))
         for side in case.contestants:
             if (name, side) in memory:
@@ -523,9 +597,8 @@ def measure(options: argparse.Namespace, files: tuple[Path, Path], run: Run) -> 
     for name, entry in entries.items():
         add_floors(entry, rates[CASES[name].precision])
     headline = entries.get(HEADLINE, {}).get("ratios", {})
-    keys = ("step", "step_branching", "sampling", "update")
     return {
-        **{key: headline.get(key) for key in keys},
+        **{key: headline.get(key) for key in FIRST_KEYS},
         "machine": machine(rates),
         "cases": entries,
     }
@@ -556,9 +629,10 @@ def processor() -> str:
 
 
 def report(measurements: dict[str, Any], file: Path) -> None:
-    """Write the file under a temporary name, then rename; print its figures."""
+    """Write the file under a temporary name, then rename; print the new figures."""
+    contents = merged(measurements, json.loads(file.read_text()) if file.is_file() else None)
     partial_file = file.with_name(f".{file.name}.partial")
-    partial_file.write_text(json.dumps(rounded(measurements), indent=1) + "\n")
+    partial_file.write_text(json.dumps(rounded(contents), indent=1) + "\n")
     partial_file.replace(file)
     for name, entry in measurements["cases"].items():
         print(f"\n{name}: {entry['questions']} questions x {entry['group']}", end="")
@@ -569,16 +643,38 @@ def report(measurements: dict[str, Any], file: Path) -> None:
     print(f"\n{file} has been written")
 
 
+def merged(measurements: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Return measurements of all cases as they are, those of some with the others of ``before``.
+
+    What describes the machine of the new ones alone stands in them.
+    """
+    new = measurements["cases"]
+    if before is None or set(new) == set(CASES):
+        return measurements
+    new = {name: {"machine": measurements["machine"], **entry} for name, entry in new.items()}
+    entries = {**before["cases"], **new}
+    order = [*CASES, *entries]  # with cases of before that are no more
+    headline = measurements if HEADLINE in new else before
+    return {
+        **before,
+        **{key: headline[key] for key in FIRST_KEYS},
+        "cases": {name: entries[name] for name in dict.fromkeys(order) if name in entries},
+    }
+
+
 LINES = {  # a line of the printed table -> the keys of its number in a side's entry
     "step (s)": ("step", "median"),
     "sampling (s)": ("sampling", "median"),
     "tools (s)": ("tools", "median"),
+    "rest (s)": ("rest", "median"),
     "update (s)": ("update", "median"),
     "TRL's update of the same (s)": ("peers_update", "median"),
     "sampled tokens": ("sampled_tokens", "median"),
     "sampled tokens a second": ("sampled_tokens_a_second", "median"),
     "tokens of all leaves": ("leaf_tokens", "median"),
     "unique tokens": ("unique_tokens", "median"),
+    "response tokens of a leaf": ("mean_leaf_response_tokens", "median"),
+    "leaves with a gradient": ("leaves_with_gradient", "median"),
     "floor of the step (s)": ("floor", "step"),
     "share of the floor": ("share_of_floor", "step"),
     "peak memory (MiB)": ("memory", "peak_mib"),

@@ -12,10 +12,12 @@ import copy
 import hashlib
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import numpy as np
 
 from params.schema.agent import Dialogue
 from params.schema.base import PARAMS
-from params.schema.prepare import TinyPolicy
+from params.schema.prepare import PretrainedPolicy, TinyPolicy
 from params.schema.recipe import Recipe, named_sets
 from tasks.cold_start import ColdStartInputs, cold_start
 from tasks.dialects import open_dialect
@@ -49,6 +51,9 @@ from tasks.trees.tables import load_questions
 from tasks.trees.tree import Call, Observation, Question, ToolSpec
 
 RECIPE = "tiny"
+SMOLLM = "smollm"
+# Enough for dialogues with calls and answers; what is measured is not how right these are.
+SHORT_COLD_STARTS = {SMOLLM: {"steps": 20, "batch": 8, "micro_batch": 4, "warmup_steps": 2}}
 SEED = 0
 
 TRL, BEAMLINE, BRANCHING = "trl", "beamline", "beamline_branching"
@@ -72,6 +77,8 @@ class Case:
     precision: str = "float32"
     tries: int = 3  # steps of each shape of TRL that is tried, and of each side for its memory
     repetitions: int = 5  # where the command line does not say
+    recipe: str = RECIPE  # whose dialogue, tools, rewards and learning rate both sides have
+    peer_caches: tuple[str, ...] = ("dynamic",)  # of TRL's ``generate``; the fastest is taken
 
 
 CASES = {
@@ -95,6 +102,17 @@ CASES = {
         Case(
             *("household-1m-fresh", "1m", 1, 16, SIDES, ROLLOUT_FUNC, (2, 4), "household-fresh"),
             tries=2,
+        ),
+        # As the recipe has it: 4 questions and 8 leaves.
+        *(
+            Case(
+                *(name, SMOLLM, 4, 8, SIDES, ROLLOUT_FUNC, (1, 4, 8), None, precision),
+                tries=1,
+                repetitions=3,
+                recipe=SMOLLM,
+                peer_caches=("dynamic", "static"),
+            )
+            for name, precision in ((SMOLLM, "float32"), (f"{SMOLLM}-bf16", "bfloat16"))
         ),
     )
 }
@@ -280,6 +298,11 @@ def passage(
 # ---------------------------------------------------------------- where both sides begin
 
 
+def first_case(recipe_name: str) -> Case:
+    """Return the case whose machine trains the cold-started policy of all cases of a recipe."""
+    return next(case for case in CASES.values() if case.recipe == recipe_name)
+
+
 def cold_start_inputs(recipe: Recipe) -> PrepareInputs:
     """Return the inputs of the stage ``prepare``, as flows/stages/prepare.py fills them."""
     sets = named_sets(recipe, PARAMS)
@@ -296,20 +319,31 @@ def cold_start_inputs(recipe: Recipe) -> PrepareInputs:
     )
 
 
-def cold_started(recipe: Recipe) -> tuple[Path, Path]:
+def cold_started(recipe_name: str, recipe: Recipe) -> tuple[Path, Path]:
     """Return the folder of the cold-started policy and the file of its training questions.
 
     They are made by the pipeline's own sub-steps, once (some three minutes): the ledger keeps them.
     """
+    name = "bench" if recipe_name == RECIPE else f"bench-{recipe_name}"
     opening = partial(open_environment, recipe.tools, {}, recipe.machine.threads)
-    step = SubStep("bench", "prepare", 0, recipe.seed)
+    step = SubStep(name, "prepare", 0, recipe.seed)
     record = prepare(step, cold_start_inputs(recipe), open_environment=opening)
     initial, traces = (artifacts.output(record, name) for name in ("initial", "traces"))
-    assert recipe.cold_start, f"the recipe {RECIPE} has a cold start"
-    tuning = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
-    trained = cold_start(SubStep("bench", "cold_start", 0, recipe.seed), tuning)
+    assert recipe.cold_start, f"the recipe {recipe_name} has a cold start"
+    short = recipe.cold_start.model_copy(update=SHORT_COLD_STARTS.get(recipe_name))
+    tuning = ColdStartInputs(initial, traces, short, recipe.machine)
+    trained = cold_start(SubStep(name, "cold_start", 0, recipe.seed), tuning)
     questions = Path(artifacts.output(record, "questions").path, "train.parquet")
     return Path(artifacts.output(trained, "policy").path), questions
+
+
+def require_package(recipe: Recipe) -> None:
+    """Raise SystemExit, with the remedy, where the policy is a package that is not installed."""
+    policy = recipe.prepare.policy
+    if not isinstance(policy, PretrainedPolicy) or not policy.name.isidentifier():
+        return
+    if not Path(policy.name).is_dir() and find_spec(policy.name) is None:
+        sys.exit(f"the package {policy.name} is missing: `make .venv/{SMOLLM}` installs it")
 
 
 def cold(recipe: Recipe, folder: Path) -> Callable[[], Any]:
@@ -329,6 +363,7 @@ MEDIUM = {"hidden": 512, "layers": 8, "heads": 8, "key_value_heads": 4, "feed_fo
 LONG = 2048  # tokens of context
 POLICIES: dict[str, Callable[[Recipe, Path], Callable[[], Any]]] = {
     "tiny": cold,
+    SMOLLM: cold,
     "1m": partial(drawn, sizes={"context": LONG}),
     "25m": partial(drawn, sizes={"context": LONG, **MEDIUM}),
 }
@@ -350,7 +385,7 @@ def start_of(
     python: Run,
 ) -> Start:
     """Return the start of both sides with the dialect and the tool of the case."""
-    drawn = case.policy != "tiny"
+    drawn = POLICIES[case.policy] is not cold
     if case.world is None:
         dialect = open_dialect(recipe.dialect, tokenizer, recipe.dialogue, [PYTHON])
         return Start(recipe, model, tokenizer, questions, Tools(python), dialect, drawn)
@@ -361,8 +396,8 @@ def start_of(
 
 
 def load_recipe(case: Case) -> Recipe:
-    """Return the recipe with the case's groups, of which half start at the prompt (ARPO)."""
-    recipe = load_settings(RECIPE, PARAMS)
+    """Return the case's recipe with its groups, of which half start at the prompt (ARPO)."""
+    recipe = load_settings(case.recipe, PARAMS)
     threads = int(os.environ.get("OMP_NUM_THREADS") or recipe.machine.threads)
     # Drawn as in the ARPO authors' code: the entropy of so young a policy hardly rises after a tool
     # result, so the paper's rule would hardly branch.

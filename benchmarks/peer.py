@@ -17,11 +17,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from transformers import StoppingCriteriaList
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
@@ -38,6 +41,7 @@ from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import TURN, Call, Node, Observation, Question, Tree
 
 ROLLOUT_FUNC, TOOLS = "rollout_func", "tools"
+DYNAMIC, STATIC = "dynamic", "static"
 
 # `tools` needs a template that renders tool calls and results of the dialogue, and one that parses
 # them. A result continues the agent's turn.
@@ -81,6 +85,7 @@ class Shape:
     group: int  # rollouts a question
     micro_batches: int  # a step; each is one forward and backward pass
     path: str  # ROLLOUT_FUNC or TOOLS
+    cache: str = DYNAMIC  # of ``generate``: DYNAMIC or STATIC
 
     @property
     def rollouts(self) -> int:
@@ -114,9 +119,11 @@ class Peer(GRPOTrainer):
     game: Game
     model: Any
     sampler: Any  # the model that samples, or with bf16 a copy of it in that precision
+    ends: TurnEnds | None  # None: each turn ends with a token of ``generate``'s own
     optimizer: Any
     lr_scheduler: Any
     seconds_sampling = 0.0
+    seconds_rest = 0.0  # between sampling and the first micro-batch: rewards, rows, advantages
     played: list[Trajectory]  # what it has sampled last
     given: list[dict[str, Any]] | None = None  # micro-batches to train on instead of sampled ones
     trajectories: Any = None  # returned instead of sampling
@@ -130,6 +137,12 @@ class Peer(GRPOTrainer):
         self.seconds_sampling = time.perf_counter() - began
         self.played = [[Context(*parts)] for parts in zip(*sampled[:3], strict=True)]
         return sampled
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        began = time.perf_counter()
+        scored = super()._generate_and_score_completions(inputs)
+        self.seconds_rest = time.perf_counter() - began - self.seconds_sampling
+        return scored
 
     def _calculate_rewards(self, *arguments: Any) -> Tensor:
         if self.rewards is None:
@@ -182,6 +195,7 @@ def peer(
             **ways,
         )
     trainer.shape, trainer.game, trainer.sampler = shape, game, sampler
+    trainer.ends = turn_ends(tokenizer, game.dialect.stop_strings)
     # As ``Trainer.train`` does: with bf16, the forward pass then casts.
     trainer.model = trainer.model_wrapped = trainer.accelerator.prepare(trainer.model)
     trainer.create_optimizer_and_scheduler(num_training_steps=10**6)
@@ -218,6 +232,7 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
         top_k=0,
         max_completion_length=dialogue.response_tokens,
         max_tool_calling_iterations=dialogue.tool_calls,
+        cache_implementation=None if shape.cache == DYNAMIC else shape.cache,
         generation_kwargs={"max_new_tokens": dialogue.turn_tokens},
         disable_dropout=True,
         save_strategy="no",
@@ -279,6 +294,53 @@ def ending_tokens(tokenizer: Any, stops: Sequence[str]) -> list[int]:
     """Return the tokens that have a stop string in their text: TRL ends turns at tokens alone."""
     texts = token_texts(tokenizer, len(tokenizer))
     return [token for token, text in enumerate(texts) if any(stop in text for stop in stops)]
+
+
+@dataclass(frozen=True)
+class TurnEnds:
+    """Finds the tokens that complete a stop string, where a tokenizer writes one in several."""
+
+    pieces: Sequence[str]  # texts of the vocabulary's tokens
+    stops: Sequence[str]
+
+    @cached_property
+    def may_end(self) -> NDArray[np.bool_]:
+        """[vocabulary] whether a token has the last character of a stop string."""
+        last = {stop[-1] for stop in self.stops}
+        return np.array([bool(last & set(piece)) for piece in self.pieces])
+
+    @cached_property
+    def window(self) -> int:
+        """Tokens that hold any stop string: a character is at most 4 tokens, its bytes."""
+        return 4 * max(map(len, self.stops))
+
+    def at_last(self, turn: Sequence[int]) -> bool:
+        """Return whether a turn ends with its last token."""
+        text = "".join(self.pieces[token] for token in turn[-self.window :])
+        return any(stop in text for stop in self.stops)
+
+    def cut(self, turn: list[int]) -> list[int]:
+        """Return a turn without what ``generate`` pads it with."""
+        suspects = np.flatnonzero(self.may_end[turn])
+        return next((turn[: n + 1] for n in suspects if self.at_last(turn[: n + 1])), turn)
+
+    def criterion(self, prompt: int) -> Callable[..., Tensor]:
+        """Return what ends the rows of a batch, whose first ``prompt`` tokens are not sampled."""
+
+        def done(input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            ended = self.may_end[input_ids[:, -1].numpy()]
+            for row in np.flatnonzero(ended):
+                ended[row] = self.at_last(input_ids[row, prompt:].tolist())
+            return torch.from_numpy(ended)
+
+        return done
+
+
+def turn_ends(tokenizer: Any, stops: Sequence[str]) -> TurnEnds | None:
+    """Return what ends turns beside ``ending_tokens``; None where these are enough."""
+    if all(len(talk.encode(tokenizer, stop)) == 1 for stop in stops):
+        return None
+    return TurnEnds(token_texts(tokenizer, len(tokenizer)), stops)
 
 
 def half(model: Any) -> Any:
@@ -348,6 +410,8 @@ def play(trainer: Peer, questions: Sequence[Question]) -> list[Trajectory]:
         while live:
             histories = [episode.history for episode in live]
             turns, _ = trainer._generate_single_turn(histories, None, {}, 1)
+            if trainer.ends:
+                turns = [trainer.ends.cut(turn) for turn in turns]
             pending_calls = [
                 (episode, turn, call)
                 for episode, turn in zip(live, turns, strict=True)
@@ -373,9 +437,29 @@ def sampling(trainer: Peer) -> Iterator[None]:
                 copied.copy_(weight)
         trainer.model_wrapped = trainer.sampler
     try:
-        yield
+        with ending_turns(trainer.model_wrapped, trainer.ends):
+            yield
     finally:
         trainer.model_wrapped = learning
+
+
+@contextmanager
+def ending_turns(model: Any, ends: TurnEnds | None) -> Iterator[None]:
+    """Give ``generate`` the criterion that ends turns: TRL hands on tokens alone."""
+    if ends is None:
+        yield
+        return
+    generate = model.generate
+
+    def ending(input_ids: Tensor, **others: Any) -> Any:
+        done = StoppingCriteriaList([ends.criterion(input_ids.shape[1])])
+        return generate(input_ids=input_ids, stopping_criteria=done, **others)
+
+    model.generate = ending
+    try:
+        yield
+    finally:
+        del model.generate
 
 
 def take_turn(game: Game, tokenizer: Any, episode: Episode, turn: list[int]) -> Call | None:
@@ -423,7 +507,24 @@ def go_on(
 # ---------------------------------------------------------------- what TRL does
 
 
-Stepped = tuple[float, float, list[Trajectory]]  # seconds of sampling and update; what it sampled
+def sample(trainer: Peer, questions: Sequence[Question]) -> float:
+    """Return the seconds in which TRL samples a batch. ``questions``: one for each rollout."""
+    if trainer.game.dialogue.prompt_tokens is None:
+        trainer.model.train()
+        trainer._generate_and_score_completions([example(question) for question in questions])
+        return trainer.seconds_sampling
+    began = time.perf_counter()
+    play(trainer, questions)
+    return time.perf_counter() - began
+
+
+class Stepped(NamedTuple):
+    """Seconds of the parts of a step, and what it has sampled."""
+
+    sampling: float
+    rest: float
+    update: float
+    trajectories: list[Trajectory]
 
 
 def steps_of(dialogue: Dialogue) -> Callable[[Peer, Sequence[Question]], Stepped]:
@@ -434,7 +535,8 @@ def steps_of(dialogue: Dialogue) -> Callable[[Peer, Sequence[Question]], Stepped
 def whole_step(trainer: Peer, questions: Sequence[Question]) -> Stepped:
     """Do one step, in which TRL itself samples. ``questions``: one for each rollout."""
     seconds = step(trainer, [example(question) for question in questions])
-    return trainer.seconds_sampling, seconds - trainer.seconds_sampling, trainer.played
+    before = trainer.seconds_sampling + trainer.seconds_rest
+    return Stepped(trainer.seconds_sampling, trainer.seconds_rest, seconds - before, trainer.played)
 
 
 def step_in_parts(trainer: Peer, questions: Sequence[Question]) -> Stepped:
@@ -446,7 +548,8 @@ def step_in_parts(trainer: Peer, questions: Sequence[Question]) -> Stepped:
     began = time.perf_counter()
     trajectories = play(trainer, questions)
     seconds = time.perf_counter() - began
-    return seconds, update(trainer, questions, trajectories, trainer.rewards), trajectories
+    learning = update(trainer, questions, trajectories, trainer.rewards)
+    return Stepped(seconds, 0.0, learning, trajectories)
 
 
 def step(trainer: Peer, examples: list[dict[str, Any]]) -> float:

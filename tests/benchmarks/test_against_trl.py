@@ -1,8 +1,10 @@
 """The benchmark against TRL: both sides do the same work, and figures are what they say."""
 
+import copy
 import json
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks import against_trl as bench
 from benchmarks import cases, floors
 from params.schema import algorithms
-from tasks.policy.tiny import build_policy
+from tasks.policy.lean_transformers import transformers
+from tasks.policy.tiny import build_policy, build_tokenizer
 from tasks.tools.python import python_tool
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import PROMPT, TURN, Call, Node, Observation, Question, Tree
@@ -251,6 +254,149 @@ def test_trl_samples_in_bf16_from_the_present_weights(tiny, tokenizer):
     assert {weight.dtype for weight in trainer.model_wrapped.parameters()} == {torch.float32}
 
 
+# ---------------------------------------------------------------- a real model's shape
+
+TURNS = [
+    ["<think>so</think><python>print(1+1)</python>", "<think>2</think><answer>\\boxed{2}</answer>"],
+    ["<python>print(3)</python>", "<python>print(4)</python>", "<answer>\\boxed{4}</answer>"],
+    ["nothing comes", "of this"],
+    ["<answer>\\boxed{1}</answer>"],
+]
+
+
+@pytest.fixture(scope="module")
+def real(tiny, python):
+    """A small case of the recipe smollm, and its start: a llama whose tags are several tokens."""
+    case = replace(cases.CASES["smollm"], questions=1, group=4, peer_micro_batches=(1, 2))
+    tokenizer = build_tokenizer([each.text for each in QUESTIONS], tiny, tags=())
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    recipe = cases.load_recipe(case)
+    short = recipe.dialogue.model_copy(update={"turn_tokens": 64, "response_tokens": 192})
+    recipe = recipe.model_copy(update={"dialogue": short})
+    copies = partial(copy.deepcopy, model)
+    start = cases.start_of(case, recipe, copies, tokenizer, QUESTIONS, python)
+    return case, start
+
+
+def draws_turns(monkeypatch, tokenizer, turns):
+    """Have ``generate`` draw the given turns [rows of the first round][rounds], then noise."""
+    scripts = [[talk.encode(tokenizer, turn).tolist() for turn in row] for row in turns]
+    state = {"live": scripts, "step": 0}
+
+    def multinomial(probabilities, num_samples):
+        step = state["step"]
+        state["step"] += 1
+        drawn = [row[0][step] if step < len(row[0]) else 7 for row in state["live"]]
+        assert len(drawn) == len(probabilities)
+        return torch.tensor(drawn)[:, None]
+
+    def begin_round(rounds):
+        state.update(step=0, live=[row[rounds:] for row in scripts if len(row) > rounds])
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
+    return begin_round
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_trl_ends_turns_at_tags_of_several_tokens(real, monkeypatch, precision):
+    case, start = real
+    machine = start.recipe.machine.model_copy(update={"precision": precision})
+    start = replace(start, recipe=start.recipe.model_copy(update={"machine": machine}))
+    trainer = bench.trl_peer(start, case, 1, peer.ROLLOUT_FUNC)
+    end = start.tokenizer.eos_token
+    turns = [TURNS[0], TURNS[1], [TURNS[2][0] + end], TURNS[3]]
+    begin_round = draws_turns(monkeypatch, start.tokenizer, turns)
+    own, rounds = trainer._generate_single_turn, iter(range(9))
+    monkeypatch.setattr(
+        *(trainer, "_generate_single_turn"), lambda *a: begin_round(next(rounds)) or own(*a)
+    )
+    trajectories = peer.play(trainer, QUESTIONS[:1] * 4)
+    assert "generate" not in vars(trainer.sampler)
+    for (context,), row in zip(trajectories, turns, strict=True):
+        said = [token for token, own in zip(context.response, context.own, strict=True) if own]
+        assert said == [t for turn in row for t in talk.encode(start.tokenizer, turn)]
+    results = [sum(not own for own in context.own) for (context,) in trajectories]
+    assert results[0] > 0
+    assert results[1] == 2 * results[0]
+    assert results[2:] == [0, 0]
+
+
+def test_the_end_of_a_turn_is_found_in_what_was_sampled():
+    ends = peer.TurnEnds(["<", "/a", ">", "x", ">y"], ["</a>"])
+    assert [ends.at_last(turn) for turn in ([0, 1, 2], [0, 1, 3, 2], [1, 2])] == [
+        True,
+        False,
+        False,
+    ]
+    assert ends.cut([3, 0, 1, 2, 2, 2]) == [3, 0, 1, 2]
+    assert ends.cut([0, 1, 4, 3]) == [0, 1, 4]  # a token goes on behind the tag
+    assert ends.cut([0, 3, 1, 2]) == [0, 3, 1, 2]
+    batch = torch.tensor([[3, 0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 2]])
+    assert ends.criterion(0)(batch, None).tolist() == [True, False, False]
+    assert ends.criterion(2)(batch, None).tolist() == [False, False, False]  # begins in the prompt
+
+
+def test_both_sides_of_a_real_model_compute_the_same_gradient(real):
+    case, start = real
+    for name in ("grpo", "arpo"):
+        same_gradient(start, case, 2, algorithms.load_algorithms()[name])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_case_of_a_real_model_is_measured_on_all_sides(real, precision):
+    case, start = real
+    machine = start.recipe.machine.model_copy(update={"precision": precision})
+    start = replace(start, recipe=start.recipe.model_copy(update={"machine": machine}))
+    entry = bench.run_case(start, case, 1)
+    floors.add_floors(entry, 1e9)
+    ways = {f"sampling, rollout_func, {cache} cache" for cache in ("dynamic", "static")}
+    assert set(entry["tried"]) == ways | {f"update, {n} micro-batches" for n in (1, 2)}
+    trl, ours = entry[cases.TRL], entry[cases.BEAMLINE]
+    parts = ("sampling", "tools", "rest", "update")
+    for side in (trl, ours):
+        assert sum(side[part]["median"] for part in parts) == pytest.approx(
+            side["step"]["median"], rel=1e-3
+        )
+    assert entry["ratios"]["length"] == pytest.approx(1, abs=0.5)
+    assert entry["ratios"]["step_branching"] > 0
+
+
+def test_a_real_models_cases_differ_in_precision_alone():
+    first, second = cases.CASES["smollm"], cases.CASES["smollm-bf16"]
+    assert replace(second, name=first.name, precision=first.precision) == first
+    assert second.precision == "bfloat16"
+    recipe, tuned = cases.load_settings("smollm", cases.PARAMS), cases.load_recipe(first)
+    assert tuned.dialogue == recipe.dialogue
+    assert tuned.tools == recipe.tools
+    assert (first.questions, first.group) == (
+        recipe.reinforce.questions,
+        recipe.reinforce.rollout.leaves,
+    )
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy():
+    recipe = cases.load_recipe(cases.CASES["smollm"])
+    policy = recipe.prepare.policy.model_copy(update={"name": "no_such_package"})
+    without = recipe.model_copy(
+        update={"prepare": recipe.prepare.model_copy(update={"policy": policy})}
+    )
+    with pytest.raises(SystemExit, match=r"no_such_package.*make \.venv/smollm"):
+        cases.require_package(without)
+    cases.require_package(cases.load_recipe(CASE))
+
+
 def test_repetitions_have_equal_new_questions(start):
     first, second = (cases.batch_of(start, CASE, number) for number in (0, 1))
     assert [question.id for question in first] == ["q0", "q1"]
@@ -352,7 +498,11 @@ def side(**medians):
 def test_ratios_are_speeds_of_beamline_over_trl():
     sides = {
         cases.TRL: side(
-            step=6.0, step_without_tools=4.0, sampled_tokens_a_second=100.0, sampled_tokens=1000
+            step=6.0,
+            step_without_tools=4.0,
+            sampled_tokens_a_second=100.0,
+            sampled_tokens=1000,
+            mean_leaf_response_tokens=100,
         ),
         cases.BEAMLINE: side(
             step=2.0,
@@ -363,6 +513,7 @@ def test_ratios_are_speeds_of_beamline_over_trl():
             peers_update=2.0,
             unique_tokens=1000,
             leaf_tokens=1250,
+            mean_leaf_response_tokens=98,
         ),
         cases.BRANCHING: side(
             step=1.5,
@@ -373,6 +524,7 @@ def test_ratios_are_speeds_of_beamline_over_trl():
             peers_update=2.0,
             unique_tokens=750,
             leaf_tokens=1500,
+            mean_leaf_response_tokens=104,
         ),
     }
     found = bench.ratios(sides)
@@ -381,6 +533,7 @@ def test_ratios_are_speeds_of_beamline_over_trl():
     assert found["sampling"] == 2.5
     assert found["update"] == 4
     assert found["sampled_tokens"] == 0.99
+    assert (found["length"], found["length_branching"]) == (0.98, 1.04)
     assert found["step_branching"] == 4
     assert found["update_branching"] == 5
     assert found["sampling_branching"] == 2
@@ -390,7 +543,8 @@ def test_ratios_are_speeds_of_beamline_over_trl():
     assert found["update_saved_by_branching"] == pytest.approx(0.2)
     del sides[cases.BRANCHING]
     assert set(bench.ratios(sides)) == {
-        *("step", "step_without_tools", "sampling", "update", "sampled_tokens", "tokens_shared")
+        *("step", "step_without_tools", "sampling", "update", "sampled_tokens", "tokens_shared"),
+        "length",
     }
 
 
@@ -404,6 +558,31 @@ def test_the_file_is_written_whole_and_to_four_digits(tmp_path, capsys):
     assert json.loads(file.read_text()) == {"step": 2.346, "sampling": None, "cases": {}}
     assert [entry.name for entry in tmp_path.iterdir()] == ["found.json"]
     assert str(file) in capsys.readouterr().out
+
+
+def test_some_cases_take_their_place_among_the_others(tmp_path, capsys):
+    file, ours = tmp_path / "found.json", {"ratios": {"step": 2.0}, "questions": 1, "group": 2}
+    first = dict.fromkeys(bench.FIRST_KEYS, 3.0)
+    old = {**first, "machine": {"cores": 8}, "cases": {"smollm": {"old": 1}, "tiny-8": {"old": 1}}}
+    file.write_text(json.dumps(old))
+    entry = {**ours, "repetitions": 3, "trl": {}}
+    nothing = dict.fromkeys(bench.FIRST_KEYS)
+    bench.report({**nothing, "machine": {"cores": 2}, "cases": {"smollm": entry}}, file)
+    found = json.loads(file.read_text())
+    assert found == {
+        **first,
+        "machine": {"cores": 8},
+        "cases": {"tiny-8": {"old": 1}, "smollm": {"machine": {"cores": 2}, **entry}},
+    }
+    assert "tiny-8" not in capsys.readouterr().out
+
+
+def test_all_cases_and_the_first_one_replace_the_first_keys():
+    old = {**dict.fromkeys(bench.FIRST_KEYS, 3.0), "machine": 1, "cases": {"tiny-8": {}}}
+    new = {**dict.fromkeys(bench.FIRST_KEYS, 5.0), "machine": 2}
+    whole = {**new, "cases": {name: {} for name in cases.CASES}}
+    assert bench.merged(whole, old) == whole
+    assert bench.merged({**new, "cases": {"tiny-16": {}}}, old)["step"] == 5.0
 
 
 def test_peak_memory_never_falls():
@@ -421,6 +600,7 @@ def test_peak_memory_never_falls():
         (["--policy", "somewhere"], "--policy and --questions belong together"),
         (["--repetitions", "0"], "ask for at least one"),
         (["--cases", "huge"], "tiny-16"),
+        (["--policy", "a", "--questions", "b"], "smollm and tiny: name --cases of one"),
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(monkeypatch, capsys, arguments, said):
