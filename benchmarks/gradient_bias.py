@@ -176,17 +176,15 @@ class Table(torch.nn.Module):
 
     def _states(self, input_ids: torch.Tensor, forest: Forest, **_: Any) -> SimpleNamespace:
         tokens, states = input_ids[0].tolist(), [0] * input_ids.shape[1]
-        used = 0
-        for layout in forest.layouts:
-            for path in layout.paths:
+        for tree in forest.layout.trees:
+            for path in tree.paths:
                 action = missing = 0
-                for slot in (used + path).tolist():
+                for slot in path.tolist():
                     if tokens[slot] < 3:
                         action, missing = tokens[slot], self.case.fillers[tokens[slot]]
                     missing -= tokens[slot] == FILLER
                     after = {ASKED: 0, TOLD: 1 + action}.get(tokens[slot], 0)
                     states[slot] = 4 if missing > 0 else after
-            used += len(layout.tokens)
         one_hot = torch.nn.functional.one_hot(torch.tensor(states), STATES).float()
         return SimpleNamespace(last_hidden_state=one_hot[None])
 
@@ -228,10 +226,10 @@ def expected(case: Case, row: Algorithm, trees: int = 1) -> Expected:
         for chance, size in zip(outcomes.values(), sizes, strict=True)
     ]
     weighted = [_times(own, part) for own, part in zip(batch, parts, strict=True)]
-    layouts = [lay_out(own, range(len(own.credits))) for own in weighted]
+    layout = lay_out([(own, range(len(own.credits))) for own in weighted])
     model = Table(case)
     policy = Learner(FOLDER, model, None)
-    value, _ = learner.objective(policy, forest(layouts, "cpu"), loss, 1.0, 1.0, 1, MACHINE)
+    value, _ = learner.objective(policy, forest(layout, "cpu"), loss, 1.0, 1.0, 1, MACHINE)
     value.backward()
     assert model.head.weight.grad is not None
     return Expected(-model.head.weight.grad.double().numpy(), case.policy_gradient())

@@ -107,9 +107,8 @@ def measure(policy: Learner, case: str, repetitions: int, machine: Machine) -> s
     """Return the row of a case, in Markdown."""
     tokens, common, count = CASES[case]
     trees = [tree_of(tokens, common, seed) for seed in range(count)]
-    layouts = [lay_out(tree, range(LEAVES)) for tree in trees]
-    rows = sum(len(row) for layout in layouts for row in layout.rows)
-    fewer = rows / sum(len(layout.tokens) for layout in layouts)
+    layout = lay_out([(tree, range(LEAVES)) for tree in trees])
+    fewer = sum(layout.row_lengths()) / len(layout.tokens)
     own, plain = both_forms(policy, trees, repetitions, machine)
     return f"| {case} | {fewer:.2f} | {own:.2f} | {plain:.2f} | {plain / own:.2f} |"
 

@@ -48,7 +48,16 @@ from tasks.learning import gradients, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import PAIRS, ROWS, TOKENS, attending, form_of
 from tasks.learning.losses import Loss
-from tasks.learning.packing import Cost, Credit, Credited, Forest, forests, lay_out
+from tasks.learning.packing import (
+    TREES_APART,
+    Cost,
+    Credit,
+    Credited,
+    Forest,
+    forest,
+    forests,
+    lay_out,
+)
 from tasks.policy import checkpoint, layer_kinds, resident
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.machine import use_machine
@@ -263,12 +272,20 @@ def _credited(tree: Tree, random: np.random.Generator) -> Credited:
 def micro_batches(
     trees: Sequence[Credited], packing: str, tokens: int, cost: Cost, device: str
 ) -> list[Forest]:
-    """Return the forests of one update: of whole trees, or of single leaves."""
-    if packing == "rows":
-        batch = [(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
-    else:
-        batch = [(tree, list(range(len(tree.credits)))) for tree in trees]
-    return list(forests(batch, tokens, cost, device))
+    """Return the forests of one update: of whole trees, or of leaves that share no token."""
+    batch = [(tree, list(range(len(tree.credits)))) for tree in trees]
+    if packing != "rows":
+        return list(forests(batch, tokens, cost, device))
+    parts: list[list[tuple[Credited, list[int]]]] = []
+    room = 0
+    for leaf in ((tree, [leaf]) for tree, leaves in batch for leaf in leaves):
+        size = len(lay_out([leaf]).tokens)
+        if not parts or size > room:
+            parts.append([])
+            room = tokens
+        parts[-1].append(leaf)
+        room -= size
+    return [forest(lay_out(part, TREES_APART), device) for part in parts]
 
 
 # ---------------------------------------------------------------- what it costs
@@ -357,8 +374,8 @@ def forward_backward(
     """Compute all gradients of one optimizer step, as ``learner.optimize`` does."""
     learning.model.zero_grad(set_to_none=True)
     views = sum(int(forest.mask.sum()) for forest in batch)
-    for forest in batch:
-        value, _ = learner.objective(learning, forest, loss, 1.0, views, views, machine)
+    for made in batch:
+        value, _ = learner.objective(learning, made, loss, 1.0, views, views, machine)
         value.backward()
 
 
@@ -400,7 +417,7 @@ def measure(
         "micro_batch_tokens": tokens,
         "micro_batches": len(batch),
         **counted,
-        "computed_tokens": sum(TOKENS[form](forest.layouts) for forest in batch),
+        "computed_tokens": sum(TOKENS[form](forest.layout) for forest in batch),
         "seconds": second,
         "seconds_all": seconds,
         "unique_tokens_per_second": counted["unique_tokens"] / second,
@@ -408,17 +425,17 @@ def measure(
         "operations": performed,
         "share_of_matrix_rate": performed / second / rate,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None,
-        "attention_pairs": sum(PAIRS[form](part) for forest in batch for part in forest.layouts),
+        "attention_pairs": sum(PAIRS[form](forest.layout) for forest in batch),
     }
 
 
 def sizes(trees: Sequence[Credited]) -> dict[str, int]:
     """Count the tokens of the trees, each once, and once per leaf that has them."""
-    whole = [lay_out(tree, range(len(tree.credits))) for tree in trees]
+    whole = lay_out([(tree, range(len(tree.credits))) for tree in trees])
     return {
-        "unique_tokens": sum(len(layout.tokens) for layout in whole),
-        "leaf_tokens": sum(len(path) for layout in whole for path in layout.paths),
-        "leaves": sum(len(layout.leaves) for layout in whole),
+        "unique_tokens": len(whole.tokens),
+        "leaf_tokens": sum(len(path) for tree in whole.trees for path in tree.paths),
+        "leaves": sum(len(tree.leaves) for tree in whole.trees),
     }
 
 

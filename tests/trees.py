@@ -1,5 +1,7 @@
 """Random trees of rollouts, and small policies, for tests of what learns from them."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -40,6 +42,16 @@ def random_tree(seed, leaves=5, vocabulary=VOCABULARY, name="q", fresh=0.0, prom
             starts += [part, at]  # from `part` on, a branch begins inside what was a turn
         tree.leaves.append(grow(at, TURN, 8))
     return tree
+
+
+def begun(tree, tokens):
+    """The tree with the same tokens before each of its prompts, as with a system message."""
+    before = np.array(tokens, np.int32)
+    nodes = [
+        replace(node, tokens=np.concatenate([before, node.tokens])) if node.kind == PROMPT else node
+        for node in tree.nodes
+    ]
+    return replace(tree, nodes=nodes)
 
 
 def world_tree(episodes, fresh=False, cut=()):

@@ -425,7 +425,7 @@ def _forest(tokens: int) -> Forest:
         Node(0, TURN, "", "", ids, numbers, numbers),
     ]
     credited = packing.uncredited(Tree(Question("", "", "", ()), nodes, [1]))
-    return packing.forest([packing.lay_out(credited, [0])], "cpu")
+    return packing.forest(packing.lay_out([(credited, [0])]), "cpu")
 
 
 @contextmanager

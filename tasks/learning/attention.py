@@ -22,7 +22,17 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
-from tasks.learning.packing import BLOCK, Bucket, Forest, Layout, row_tokens, slots_of
+from tasks.learning.packing import (
+    BLOCK,
+    LEAVES_APART,
+    TREES_APART,
+    Bucket,
+    Forest,
+    Grouping,
+    Layout,
+    row_tokens,
+    slots_of,
+)
 from tasks.learning.recurrent import going_along
 from tasks.policy import layer_kinds, world
 from tasks.policy.attention_terms import (
@@ -46,10 +56,15 @@ PAIRS: dict[str, Callable[[Layout], int]] = {  # how many (query, key) pairs eac
     FLEX: lambda layout: layout.block_pairs,
     ROWS: lambda layout: layout.row_pairs,
 }
-TOKENS: dict[str, Callable[[Sequence[Layout]], int]] = {  # and how many tokens
+TOKENS: dict[str, Callable[..., int]] = {  # and how many tokens
     GATHERED: slots_of,
     FLEX: slots_of,
-    ROWS: lambda layouts: row_tokens(layouts, together()),
+    ROWS: lambda layout, taken=None: row_tokens(layout, taken, together()),
+}
+APART: dict[str, Sequence[Grouping]] = {  # in which groupings it may compute fewer pairs
+    GATHERED: (),
+    FLEX: (TREES_APART, LEAVES_APART),  # a shared block of keys is computed for all of the blocks
+    ROWS: (),
 }
 
 

@@ -8,7 +8,6 @@ chain. So the number of waves is the depth of the trees in branchings, not in to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -123,11 +122,3 @@ def windows(parents: Ints, width: int) -> Windows:
     slots[places] = np.arange(count)
     slots[np.setdiff1d(np.arange(len(slots)), places)] = copies.ravel()
     return Windows(np.maximum(slots, 0), slots < 0, places)
-
-
-def joined(parents: Sequence[Ints]) -> Ints:
-    """Return the parents of several sequences of slots as those of one, laid end to end."""
-    offsets = np.cumsum([0, *map(len, parents)])
-    return np.concatenate(
-        [np.where(some < 0, -1, some + at) for some, at in zip(parents, offsets, strict=False)]
-    )

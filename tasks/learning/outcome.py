@@ -20,10 +20,9 @@ from params.schema.base import Machine
 from params.schema.reward_model import RewardModel
 from tasks.learning.attention import attending, form_of
 from tasks.learning.gradients import add_gradients
-from tasks.learning.packing import Credited, Forest, last_slots, uncredited
+from tasks.learning.packing import Batch, Credited, Forest, last_slots, uncredited
 from tasks.learning.passes import forests_of_lanes, states, training_cost
 from tasks.learning.replay import Example, draw
-from tasks.learning.shares import Batch
 from tasks.policy.machine import in_precision
 from tasks.policy.optimizer import AdamW
 from tasks.policy.outcome_model import OutcomeModel
@@ -217,4 +216,4 @@ def _logits(model: OutcomeModel, forest: Forest, machine: Machine) -> Tensor:
 
 
 def _leaves(forest: Forest) -> list[Leaf]:
-    return [(id(layout.source), leaf) for layout in forest.layouts for leaf in layout.leaves]
+    return [(id(tree.source), leaf) for tree in forest.layout.trees for leaf in tree.leaves]

@@ -1,11 +1,12 @@
-"""Pack trees into micro-batches in which every token of a tree occurs once. Pure.
+"""Pack trees into micro-batches in which every token occurs once. Pure.
 
-Trajectories of a question share their prompt, branches share whole prefixes, and trajectories that
-were sampled apart often begin with the same tokens. What a causal model computes for a token
-depends on the tokens before it alone, so equal prefixes are computed once, whatever node they are
-in. A forest lays the prefix trees of its trees end to end, depth first: a token's slot is its index
-in that sequence. For each leaf it has the slots of its path, so that attention and losses see
-trajectories while everything between them is computed once a slot.
+Trajectories of a question share their prompt, branches share whole prefixes, trajectories that were
+sampled apart often begin with the same tokens, and questions share a system message with its
+examples. What a causal model computes for a token depends on the tokens before it alone, so equal
+prefixes are computed once, whatever node or tree they are in. A forest is the prefix tree of all
+contexts of its trees, depth first: a token's slot is its index in that sequence. For each leaf it
+has the slots of its path, so that attention and losses see trajectories while everything between
+them is computed once a slot.
 
 A model that must not be given a forest computes rows instead: the contexts that no other begins
 with, whole and one by one. The slots stay, and each takes its value from one of the rows.
@@ -13,6 +14,10 @@ with, whole and one by one. The slots stay, and each takes its value from one of
 A fresh prompt on a path starts a new context: attention and positions begin anew there, as at the
 root of a tree of its own. Losses still see the whole path. Contexts of a tree share prefixes, too:
 fresh prompts that begin alike, or the same one of a world that is in the same state again.
+
+Where what sampled has recorded the experts of a mixture, equal tokens of different trees are one
+slot only where their experts, and those of all tokens before them, are the same: otherwise the
+gradient of a tree would depend on which others are in its forest.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from tasks.trees.tree import PROMPT, TURN, Tree, common_length
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
 ByNode = Sequence[Floats]  # node -> a value for each of its tokens; empty for observed nodes
 
 BLOCK = 128  # slots in a block of block-sparse attention
@@ -76,6 +82,28 @@ class Credited:
         """
         return settled(self.tree)
 
+    @cached_property
+    def symbols(self) -> list[Ints]:
+        """Return what decides whether tokens of different trees may be one slot: node -> [tokens].
+
+        This is the token, with a digest of its experts where the tree has them.
+        """
+        tokens = [node.tokens.astype(np.int64) for node in self.tree.nodes]
+        if self.experts is None:
+            return tokens
+        return [_digests(*pair) for pair in zip(tokens, self.experts, strict=True)]
+
+
+DIGEST, PRIME = np.uint64(1 << 63), np.uint64(0x100000001B3)  # FNV-1a, 64 bits; the first is set
+
+
+def _digests(tokens: Ints, experts: Ints) -> Ints:
+    """Return a number for each token with its experts [tokens, routers, chosen]; never a token."""
+    digests = tokens.astype(np.uint64)
+    for column in experts.reshape(len(tokens), -1).T:
+        digests = (digests ^ column.astype(np.uint64)) * PRIME
+    return (digests | DIGEST).view(np.int64)
+
 
 def settled(tree: Tree) -> list[Ints] | None:
     """Return what ``Credited.experts`` has. Raises ValueError for choices of different shapes."""
@@ -97,7 +125,7 @@ def settled(tree: Tree) -> list[Ints] | None:
     for index, context in zip(order, trie.contexts, strict=True):
         ends = np.cumsum([len(tree.nodes[node].tokens) for node in chains[index]])
         slots |= zip(chains[index], np.split(context, ends[:-1]), strict=True)
-    by_slot = np.full((len(trie.tokens), *shapes.pop()), UNKNOWN, np.int64)
+    by_slot = np.full((len(trie.positions), *shapes.pop()), UNKNOWN, np.int64)
     for index in reversed(range(len(tree.nodes))):
         known = tree.nodes[index].experts
         if known is not None:
@@ -105,13 +133,14 @@ def settled(tree: Tree) -> list[Ints] | None:
     return [by_slot[slots[index]] for index in range(len(tree.nodes))]
 
 
-def _in_order(texts: Sequence[NDArray[np.int32]]) -> list[int]:
+def _in_order(texts: Sequence[NDArray[Any]], groups: Sequence[Group] = ()) -> list[int]:
     """Return the indices of texts in lexicographic order, in which common prefixes are neighbours.
 
-    Big-endian bytes sort as tokens do.
+    Texts of different groups are apart. Big-endian bytes sort as numbers do.
     """
-    keys = [text.astype(">u4").tobytes() for text in texts]
-    return sorted(range(len(texts)), key=lambda index: keys[index])
+    keys = [text.astype(">u8").tobytes() for text in texts]
+    groups = groups or [()] * len(texts)
+    return sorted(range(len(texts)), key=lambda index: (groups[index], keys[index]))
 
 
 def uncredited(tree: Tree) -> Credited:
@@ -128,24 +157,53 @@ def uncredited(tree: Tree) -> Credited:
     return Credited(tree, blank)
 
 
+Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, with indices of their leaves
+Group = tuple[int, ...]
+Grouping = Callable[[int, int], Group]  # place of a tree in a batch and a leaf -> their group
+ALL_SHARE: Grouping = lambda tree, leaf: ()  # noqa: E731
+TREES_APART: Grouping = lambda tree, leaf: (tree,)  # noqa: E731
+LEAVES_APART: Grouping = lambda tree, leaf: (tree, leaf)  # noqa: E731
+
+
+@dataclass(frozen=True)
+class PackedTree:
+    """Where L leaves of a tree are among the slots of a layout."""
+
+    source: Credited
+    leaves: list[int]  # [L] indices in the tree, in the order of their slots
+    nodes: list[int]  # the leaves' turns, indices in the tree, in the order of the leaves
+    node_slots: list[Ints]  # turn -> slots of its tokens
+    paths: list[Ints]  # leaf -> its slots [T], prompt and all fresh prompts included
+
+    def some(self, leaves: slice) -> PackedTree:
+        """Return some of the leaves, without their turns."""
+        return PackedTree(self.source, self.leaves[leaves], [], [], self.paths[leaves])
+
+    @property
+    def slots(self) -> Ints:
+        """Return the slots of all leaves, each once."""
+        return np.unique(np.concatenate(self.paths))
+
+    @property
+    def first(self) -> int:
+        """Return the slot of the prompt's last token: prompts that begin alike are neighbours."""
+        return int(self.paths[0][len(self.source.tree.nodes[0].tokens) - 1])
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The prefix tree of the contexts of L leaves of a tree, depth first: U slots.
+    """The prefix tree of the contexts of some leaves of some trees, depth first: U slots.
 
     A slot is a prefix of at least one context: the token that ends it, computed after the tokens
     before it.
     """
 
-    source: Credited
-    leaves: list[int]  # [L] indices in the tree, in depth-first order
-    nodes: list[int]  # the leaves' turns, indices in the tree, in the order of the leaves
-    node_slots: list[Ints]  # turn -> slots of its tokens
+    trees: list[PackedTree]
     tokens: Ints  # [U]
     positions: Ints  # [U] index in its context
     parents: Ints  # [U] slot of the token before in its context; -1 for the first
-    sampled: NDArray[np.bool_]  # [U] whether a turn has it
+    sampled: Flags  # [U] whether a turn has it
     subtree_ends: Ints  # [U] one past the last slot of a context with this prefix
-    paths: list[Ints]  # leaf -> its slots [T], prompt and all fresh prompts included
     contexts: list[Ints]  # context -> its slots, in depth-first order
     owned: list[int]  # context -> its first index that no earlier context contains
     experts: Ints | None = None  # [U, routers, chosen] of a mixture; UNKNOWN where nobody knows
@@ -181,49 +239,100 @@ class Layout:
         """Count the (query, key) pairs of attention where each row is computed whole."""
         return sum(len(row) ** 2 for row in self.rows)
 
+    def row_lengths(self, taken: Flags | None = None) -> list[int]:
+        """Return the lengths of rows, the shortest first; ``taken`` [U]: of leaves with these."""
+        if taken is None:
+            return sorted(map(len, self.rows))
+        inner = np.zeros(len(taken) + 1, bool)  # the last one is of parents that are none
+        inner[self.parents[taken]] = True
+        lengths: list[int] = np.sort(self.positions[taken & ~inner[:-1]] + 1).tolist()
+        return lengths
 
-def lay_out(source: Credited, leaves: Sequence[int]) -> Layout:
-    """Lay the trajectories of ``leaves`` (indices of leaves) end to end, equal prefixes once."""
-    tree = source.tree
-    chains = {leaf: tree.contexts(tree.leaves[leaf]) for leaf in leaves}
-    flat = [(leaf, chain) for leaf, of_leaf in chains.items() for chain in of_leaf]
-    texts = [np.concatenate([tree.nodes[node].tokens for node in chain]) for _, chain in flat]
-    order = _in_order(texts)
-    trie = _prefix_tree([texts[context] for context in order])
-    indices = {id(flat[context][1]): index for index, context in enumerate(order)}
-    slots = {leaf: [trie.contexts[indices[id(c)]] for c in of] for leaf, of in chains.items()}
-    in_order = sorted(leaves, key=lambda leaf: indices[id(chains[leaf][-1])])
-    paths = [np.concatenate(slots[leaf]) for leaf in in_order]
-    of_turns = _slots_of_turns(tree, zip(in_order, paths, strict=True))
-    sampled = np.zeros(len(trie.tokens), bool)
-    for some in of_turns.values():
-        sampled[some] = True
+
+def lay_out(batch: Batch, grouping: Grouping = ALL_SHARE) -> Layout:
+    """Lay the trajectories of some leaves of each tree out as one prefix tree.
+
+    Leaves of different groups share no slot. Raises ValueError for trees with experts of different
+    shapes.
+    """
+    every = [
+        (number, leaf, chain)
+        for number, (source, leaves) in enumerate(batch)
+        for leaf in leaves
+        for chain in source.tree.contexts(source.tree.leaves[leaf])
+    ]
+    texts = [_joined(batch[number][0].symbols, chain) for number, _, chain in every]
+    groups = [grouping(number, leaf) for number, leaf, _ in every]
+    order = _in_order(texts, groups)
+    trie = _prefix_tree([texts[i] for i in order], [groups[i] for i in order])
+    slots: dict[tuple[int, int], list[tuple[int, Ints]]] = {}
+    for place, index in sorted(enumerate(order), key=lambda pair: pair[1]):
+        slots.setdefault(every[index][:2], []).append((place, trie.contexts[place]))
+    trees = [_packed(number, *batch[number], slots) for number in range(len(batch))]
+    own = [
+        (batch[every[index][0]][0], every[index][2], prefix_length)
+        for index, prefix_length in zip(order, trie.owned, strict=True)
+    ]
+    tokens = [
+        _joined([node.tokens for node in source.tree.nodes], chain)[prefix_length:]
+        for source, chain, prefix_length in own
+    ]
+    sampled = np.zeros(len(trie.positions), bool)
+    for turn in (turn for tree in trees for turn in tree.node_slots):
+        sampled[turn] = True
     return Layout(
-        source,
-        in_order,
-        list(of_turns),
-        list(of_turns.values()),
+        trees,
+        np.concatenate(tokens).astype(np.int64),
         sampled=sampled,
-        paths=paths,
-        experts=_experts(source, [flat[context][1] for context in order], trie),
+        experts=_experts(own),
         **trie._asdict(),
     )
 
 
-def _experts(source: Credited, chains: Sequence[Sequence[int]], trie: _Trie) -> Ints | None:
-    """Return the experts [U, routers, chosen] of the slots of contexts, given as their nodes."""
-    if source.experts is None:
+def _joined(of_nodes: Sequence[NDArray[Any]], chain: Sequence[int]) -> NDArray[Any]:
+    return np.concatenate([of_nodes[node] for node in chain])
+
+
+def _packed(
+    number: int,
+    source: Credited,
+    leaves: Sequence[int],
+    slots: dict[tuple[int, int], list[tuple[int, Ints]]],
+) -> PackedTree:
+    """Return a tree of a batch; ``slots``: tree, leaf -> place and slots of each context."""
+    in_order = sorted(leaves, key=lambda leaf: slots[number, leaf][-1][0])
+    paths = [np.concatenate([some for _, some in slots[number, leaf]]) for leaf in in_order]
+    of_turns = _slots_of_turns(source.tree, zip(in_order, paths, strict=True))
+    return PackedTree(source, in_order, [*of_turns], [*of_turns.values()], paths)
+
+
+def _experts(own: Sequence[tuple[Credited, Sequence[int], int]]) -> Ints | None:
+    """Return the experts [U, routers, chosen] of slots; None where no tree has any.
+
+    ``own``: what owns slots, in their order: a tree, a context's nodes, the first index of its own.
+    """
+    shapes = {source.experts[0].shape[1:] for source, _, _ in own if source.experts is not None}
+    if not shapes:
         return None
-    experts = np.empty((len(trie.tokens), *source.experts[0].shape[1:]), np.int64)
-    for chain, slots in zip(chains, trie.contexts, strict=True):
-        experts[slots] = np.concatenate([source.experts[node] for node in chain])
-    return experts
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the trees have experts of {len(shapes)} shapes (routers, chosen), {sorted(shapes)}: "
+            "policies of different sizes have sampled them"
+        )
+    (shape,) = shapes
+    parts = []
+    for source, chain, prefix_length in own:
+        if source.experts is None:
+            length = sum(len(source.tree.nodes[node].tokens) for node in chain)
+            parts.append(np.full((length - prefix_length, *shape), UNKNOWN, np.int64))
+        else:
+            parts.append(_joined(source.experts, chain)[prefix_length:])
+    return np.concatenate(parts)
 
 
 class _Trie(NamedTuple):
-    """The fields of a ``Layout`` that the tokens of its contexts decide."""
+    """The fields of a ``Layout`` that the symbols of its contexts decide."""
 
-    tokens: Ints
     positions: Ints
     parents: Ints
     subtree_ends: Ints
@@ -231,18 +340,23 @@ class _Trie(NamedTuple):
     owned: list[int]
 
 
-def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
-    """Return the prefix tree of contexts (their tokens), which are in lexicographic order.
+def _prefix_tree(texts: Sequence[NDArray[Any]], groups: Sequence[Group] = ()) -> _Trie:
+    """Return the prefix tree of contexts (their symbols), which are in the order of ``_in_order``.
 
     In that order a context shares its longest prefix with the one before it, and what it adds comes
     right after that one's slots: depth first.
     """
-    owned = [0, *(common_length(one, other) for one, other in pairwise(texts))]
-    tokens = np.concatenate(
-        [text[prefix_length:] for text, prefix_length in zip(texts, owned, strict=True)]
-    )
-    positions, parents = np.zeros(len(tokens), np.int64), np.zeros(len(tokens), np.int64)
-    ends = np.full(len(tokens), len(tokens))
+    groups = groups or [()] * len(texts)
+    owned = [
+        0,
+        *(
+            common_length(one, other) if group == same else 0
+            for (one, other), (group, same) in zip(pairwise(texts), pairwise(groups), strict=True)
+        ),
+    ]
+    count = sum(map(len, texts)) - sum(owned)
+    positions, parents = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    ends = np.full(count, count)
     contexts: list[Ints] = []
     slots: Ints = np.zeros(0, np.int64)
     used = 0
@@ -256,7 +370,7 @@ def _prefix_tree(texts: Sequence[NDArray[np.int32]]) -> _Trie:
         parents[new] = np.concatenate([[-1], slots[:-1]])[prefix_length:]
         contexts.append(slots)
         used += len(new)
-    return _Trie(tokens.astype(np.int64), positions, parents, ends, contexts, owned)
+    return _Trie(positions, parents, ends, contexts, owned)
 
 
 def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, Ints]:
@@ -272,61 +386,78 @@ def _slots_of_turns(tree: Tree, paths: Iterable[tuple[int, Ints]]) -> dict[int, 
     return slots_of_turns
 
 
-def slots_of(layouts: Sequence[Layout]) -> int:
-    """Count the tokens of layouts, equal prefixes of a tree once."""
-    return sum(len(part.tokens) for part in layouts)
+def slots_of(layout: Layout, taken: Flags | None = None) -> int:
+    """Count the slots of a layout; ``taken`` [U]: those of a part of it."""
+    return len(layout.tokens) if taken is None else int(np.count_nonzero(taken))
 
 
-def row_batches(layouts: Sequence[Layout], together: bool = False) -> list[list[Ints]]:
-    """Return the rows of layouts, as slots of their forest, in batches of a similar length.
+def row_batches(layout: Layout, together: bool = False) -> list[list[Ints]]:
+    """Return the rows of a layout, as their slots, in batches of a similar length.
 
     Padding adds at most a tenth to a batch, or ``ROW_TOKENS``. ``together``: one batch of all.
     """
-    offsets = np.cumsum([0, *(len(part.tokens) for part in layouts)])
-    pairs = zip(layouts, offsets, strict=False)
-    rows = sorted((row + offset for part, offset in pairs for row in part.rows), key=len)
-    batches: list[list[Ints]] = []
+    rows = sorted(layout.rows, key=len)
+    ends = np.cumsum([0, *_batch_sizes([len(row) for row in rows], together)])
+    return [rows[first:end] for first, end in pairwise(ends)]
+
+
+def _batch_sizes(lengths: Sequence[int], together: bool) -> list[int]:
+    """Return how many rows each batch has; ``lengths``: of all rows, the shortest first."""
+    sizes: list[int] = []
     real = 0
-    for row in rows:
-        padded = (len(batches[-1]) + 1) * len(row) if batches else 0
-        most = max(PADDING * (real + len(row)), real + len(row) + ROW_TOKENS)
-        if not batches or (padded > most and not together):
-            batches.append([])
+    for length in lengths:
+        padded = (sizes[-1] + 1) * length if sizes else 0
+        most = max(PADDING * (real + length), real + length + ROW_TOKENS)
+        if not sizes or (padded > most and not together):
+            sizes.append(0)
             real = 0
-        batches[-1].append(row)
-        real += len(row)
-    return batches
+        sizes[-1] += 1
+        real += length
+    return sizes
 
 
-def row_tokens(layouts: Sequence[Layout], together: bool = False) -> int:
-    """Count the tokens of layouts that are computed as rows, with the padding of their batches."""
-    batches = row_batches(layouts, together)
-    return sum(len(batch) * max(map(len, batch)) for batch in batches)
+def row_tokens(layout: Layout, taken: Flags | None = None, together: bool = False) -> int:
+    """Count the tokens that are computed as rows, with padding; ``taken`` as in ``slots_of``."""
+    lengths = layout.row_lengths(taken)
+    sizes = _batch_sizes(lengths, together)
+    return sum(size * lengths[end - 1] for size, end in zip(sizes, np.cumsum(sizes), strict=True))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Multiplications of training: of a token in the layers, and of a (query, key) pair."""
+    """Multiplications of training: of a token in the layers, and of a (query, key) pair.
+
+    ``apart``: groupings in which fewer pairs may be computed than where all leaves share slots.
+    """
 
     token: float
     pair: float
     pairs: Callable[[Layout], int]  # as the form of attention counts them
-    tokens: Callable[[Sequence[Layout]], int] = slots_of  # that are computed for some layouts
+    tokens: Callable[..., int] = slots_of  # that are computed for a layout, or a part of it
+    apart: Sequence[Grouping] = ()
+
+    def with_more(self, layout: Layout, taken: Flags, slots: Ints) -> tuple[Flags, int]:
+        """Add slots to those of a part of a layout; return them and the tokens of the part."""
+        more = taken.copy()
+        more[slots] = True
+        return more, self.tokens(layout, more)
 
 
-def cheapest(whole: Layout, cost: Cost) -> list[Layout]:
-    """Return the layout as it is, or one layout a leaf where that takes fewer multiplications."""
-    together = _multiplications([whole], cost)
-    # Leaves apart have the tokens of all paths, and each layout of them at least one pair a token.
-    if len(whole.leaves) == 1 or together <= (cost.token + cost.pair) * sum(map(len, whole.paths)):
-        return [whole]
-    rows = [lay_out(whole.source, [leaf]) for leaf in whole.leaves]
-    return [whole] if together <= _multiplications(rows, cost) else rows
+def cheapest(batch: Batch, cost: Cost, tokens: int) -> Layout:
+    """Lay some trees out in the grouping that takes the fewest multiplications.
+
+    All leaves share slots in one of more than ``tokens`` tokens.
+    """
+    best = lay_out(batch)
+    for grouping in cost.apart:
+        other = lay_out(batch, grouping)
+        if cost.tokens(other) <= tokens and _price(other, cost) < _price(best, cost):
+            best = other
+    return best
 
 
-def _multiplications(layouts: Sequence[Layout], cost: Cost) -> float:
-    pairs = sum(map(cost.pairs, layouts))
-    return cost.token * cost.tokens(layouts) + cost.pair * pairs
+def _price(layout: Layout, cost: Cost) -> float:
+    return cost.token * cost.tokens(layout) + cost.pair * cost.pairs(layout)
 
 
 @dataclass(frozen=True)
@@ -351,6 +482,7 @@ class Forest:
     that were sampled apart have log-probabilities of their own, even for equal tokens.
     """
 
+    layout: Layout
     tokens: Tensor  # [1, U]
     positions: Tensor  # [1, U]
     buckets: list[Bucket]
@@ -369,59 +501,58 @@ class Forest:
     values: Tensor | None  # [L, S] of the critic before its update
     experts: Replay | None = None  # of the slots, where what sampled a tree has recorded them
     known: dict[str, Tensor] = field(default_factory=dict)  # name -> [N]; see KNOWN
-    layouts: Sequence[Layout] = ()
     spare: bool = False  # counts for nothing: it keeps a process in step with others
 
 
-def forests(
-    batch: Sequence[tuple[Credited, Sequence[int]]], tokens: int, cost: Cost, device: str
-) -> Iterator[Forest]:
+def forests(batch: Batch, tokens: int, cost: Cost, device: str) -> Iterator[Forest]:
     """Yield micro-batches of at most ``tokens`` tokens with the given leaves of each tree.
 
     ``cost`` counts them: slots, or the tokens of rows.
+    """
+    for part in micro_batches(batch, tokens, cost):
+        yield forest(cheapest(part, cost, tokens), device)
+
+
+def micro_batches(batch: Batch, tokens: int, cost: Cost) -> Sequence[Batch]:
+    """Divide a batch into parts of at most ``tokens`` tokens; trees that begin alike go together.
 
     A larger tree is split between its leaves; a single leaf that is larger is a micro-batch, with
     all of its contexts, because the loss of a trajectory needs them together.
     """
-    waiting: list[Layout] = []
-    for credited, leaves in batch:
-        if not len(leaves):
-            continue
-        for layout in _fitting(lay_out(credited, leaves), tokens, cost):
-            if waiting and cost.tokens([*waiting, layout]) > tokens:
-                yield forest(waiting, device)
-                waiting = []
-            waiting.append(layout)
-    if waiting:
-        yield forest(waiting, device)
+    batch = [(source, leaves) for source, leaves in batch if len(leaves)]
+    if not batch:
+        return []
+    whole = lay_out(batch)
+    none = np.zeros(len(whole.tokens), bool)
+    parts: list[list[tuple[Credited, Sequence[int]]]] = []
+    taken = none
+    for tree in sorted(whole.trees, key=lambda tree: tree.first):
+        for piece in _fitting(tree, lambda some: cost.with_more(whole, none, some)[1] <= tokens):
+            more, count = cost.with_more(whole, taken, piece.slots)
+            if not parts or count > tokens:
+                parts.append([])
+                more, _ = cost.with_more(whole, none, piece.slots)
+            parts[-1].append((piece.source, piece.leaves))
+            taken = more
+    return parts
 
 
-def _fitting(layout: Layout, tokens: int, cost: Cost) -> list[Layout]:
-    """Split a layout in halves of its leaves until each has at most ``tokens`` tokens."""
-    parts = cheapest(layout, cost)
-    if len(parts) > 1 or cost.tokens([layout]) <= tokens or len(layout.leaves) == 1:
-        return parts
-    half = len(layout.leaves) // 2
-    halves = (layout.leaves[:half], layout.leaves[half:])
-    return [
-        part for leaves in halves for part in _fitting(lay_out(layout.source, leaves), tokens, cost)
-    ]
+def _fitting(tree: PackedTree, fits: Callable[[Ints], bool]) -> list[PackedTree]:
+    """Split a tree in halves of its leaves until each fits or has one leaf."""
+    if len(tree.leaves) == 1 or fits(tree.slots):
+        return [tree]
+    half = len(tree.leaves) // 2
+    halves = (tree.some(slice(half)), tree.some(slice(half, None)))
+    return [piece for some in halves for piece in _fitting(some, fits)]
 
 
-def forest(layouts: Sequence[Layout], device: str) -> Forest:
-    """Join layouts to one sequence of slots, in tensors on ``device``."""
-    offsets = np.concatenate([[0], np.cumsum([len(part.tokens) for part in layouts])])
-    pairs = list(zip(layouts, offsets, strict=False))
-    sampled = np.concatenate([part.sampled for part in layouts])
-    parents = np.concatenate([part.parents + offset for part, offset in pairs])
-    tokens = np.concatenate([part.tokens for part in layouts])
-    contexts = [context + offset for part, offset in pairs for context in part.contexts]
-    owned = [prefix_length for part in layouts for prefix_length in part.owned]
-    buckets, places = _buckets(contexts, owned, len(tokens))
-    credits = [part.source.credits[leaf] for part in layouts for leaf in part.leaves]
-    number = np.cumsum(sampled) - 1  # slot -> index among the P
-    turns = [slots + offset for part, offset in pairs for slots in part.node_slots]
-    views, mask = padded(_views(layouts))
+def forest(layout: Layout, device: str) -> Forest:
+    """Put a layout into tensors on ``device``."""
+    buckets, places = _buckets(layout.contexts, layout.owned, len(layout.tokens))
+    credits = [tree.source.credits[leaf] for tree in layout.trees for leaf in tree.leaves]
+    number = np.cumsum(layout.sampled) - 1  # slot -> index among the P
+    turns = [slots for tree in layout.trees for slots in tree.node_slots]
+    views, mask = padded(_views(layout))
 
     def move(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -432,14 +563,15 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
     valued = credits[0].returns is not None
 
     return Forest(
-        tokens=move(tokens[None]),
-        positions=move(np.concatenate([part.positions for part in layouts])[None]),
+        layout=layout,
+        tokens=move(layout.tokens[None]),
+        positions=move(layout.positions[None]),
         buckets=[Bucket(*(move(array) for array in bucket)) for bucket in buckets],
         places=move(places),
-        subtree_ends=move(np.concatenate([part.subtree_ends + offset for part, offset in pairs])),
-        longest=max(len(context) for context in contexts),
-        predicting=move(parents[sampled]),
-        targets=move(tokens[sampled]),
+        subtree_ends=move(layout.subtree_ends),
+        longest=max(len(context) for context in layout.contexts),
+        predicting=move(layout.parents[layout.sampled]),
+        targets=move(layout.tokens[layout.sampled]),
         entries=move(number[np.concatenate(turns)]),
         views=move(views),
         mask=move(mask),
@@ -448,42 +580,20 @@ def forest(layouts: Sequence[Layout], device: str) -> Forest:
         weights=move(np.array([credit.weight for credit in credits], np.float32)),
         returns=of_leaves("returns") if valued else None,
         values=of_leaves("values") if valued else None,
-        experts=_replay(layouts, move),
-        known={name: move(values) for name, values in _known(layouts).items()},
-        layouts=layouts,
+        experts=None if layout.experts is None else Replay(move(layout.experts.astype(np.int16))),
+        known={name: move(values) for name, values in _known(layout).items()},
     )
 
 
-def _replay(layouts: Sequence[Layout], move: Callable[[NDArray[Any]], Tensor]) -> Replay | None:
-    """Return the experts of all slots of layouts; None where no tree has any.
-
-    Raises ValueError for trees with choices of different shapes.
-    """
-    shapes = {part.experts.shape[1:] for part in layouts if part.experts is not None}
-    if not shapes:
-        return None
-    if len(shapes) > 1:
-        raise ValueError(
-            f"the trees have experts of {len(shapes)} shapes (routers, chosen), {sorted(shapes)}: "
-            "policies of different sizes have sampled them"
-        )
-    (shape,) = shapes
-    every = [
-        np.full((len(part.tokens), *shape), UNKNOWN) if part.experts is None else part.experts
-        for part in layouts
-    ]
-    return Replay(move(np.concatenate(every).astype(np.int16)))
-
-
-def _views(layouts: Sequence[Layout]) -> list[Ints]:
+def _views(layout: Layout) -> list[Ints]:
     """Return the indices among the entries of each leaf's sampled tokens: leaf -> [S]."""
     views, used = [], 0
-    for layout in layouts:
-        tree, entries = layout.source.tree, {}
-        for node, slots in zip(layout.nodes, layout.node_slots, strict=True):
+    for packed in layout.trees:
+        tree, entries = packed.source.tree, {}
+        for node, slots in zip(packed.nodes, packed.node_slots, strict=True):
             entries[node] = np.arange(used, used + len(slots))
             used += len(slots)
-        for leaf in layout.leaves:
+        for leaf in packed.leaves:
             path = tree.path(tree.leaves[leaf])
             views.append(np.concatenate([entries[node] for node in path if node in entries]))
     return views
@@ -506,11 +616,11 @@ KNOWN: dict[str, Callable[[Credited], ByNode | None]] = {  # values of a forest'
 }
 
 
-def _known(layouts: Sequence[Layout]) -> dict[str, Floats]:
-    """Return the values of ``KNOWN`` that all layouts have: name -> [N]."""
+def _known(layout: Layout) -> dict[str, Floats]:
+    """Return the values of ``KNOWN`` that all trees have: name -> [N]."""
     arrays: dict[str, Floats] = {}
     for name, of in KNOWN.items():
-        parts = [(of(part.source), part.nodes) for part in layouts]
+        parts = [(of(tree.source), tree.nodes) for tree in layout.trees]
         if all(values is not None for values, _ in parts):
             arrays[name] = np.concatenate(
                 [values[node] for values, nodes in parts if values is not None for node in nodes]
@@ -594,18 +704,15 @@ def _groups(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def last_slots(forest: Forest) -> Tensor:
-    """Return the slot of the last token of each leaf [L], in the order of the layouts."""
-    slots, used = [], 0
-    for layout in forest.layouts:
-        slots += [used + path[-1] for path in layout.paths]
-        used += len(layout.tokens)
-    return torch.tensor(slots, device=forest.tokens.device)
+    """Return the slot of the last token of each leaf [L], in the order of the layout."""
+    slots = [path[-1] for tree in forest.layout.trees for path in tree.paths]
+    return torch.tensor(np.array(slots), device=forest.tokens.device)
 
 
 def to_nodes(forest: Forest, values: Tensor) -> Iterator[tuple[Credited, int, Floats]]:
     """Split values of a forest's entries [N, ...]: yield tree, node and the node's values."""
     rest = values.detach().float().cpu().numpy()
-    for layout in forest.layouts:
-        for node, slots in zip(layout.nodes, layout.node_slots, strict=True):
-            yield layout.source, node, rest[: len(slots)]
+    for tree in forest.layout.trees:
+        for node, slots in zip(tree.nodes, tree.node_slots, strict=True):
+            yield tree.source, node, rest[: len(slots)]
             rest = rest[len(slots) :]

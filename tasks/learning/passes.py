@@ -18,8 +18,8 @@ from params.schema.base import Machine
 from params.schema.reinforce import Update
 from tasks.learning import shares
 from tasks.learning.attention import (
+    APART,
     PAIRS,
-    ROWS,
     TOKENS,
     attending,
     form_of,
@@ -28,6 +28,7 @@ from tasks.learning.attention import (
     together,
 )
 from tasks.learning.packing import (
+    Batch,
     ByNode,
     Cost,
     Credited,
@@ -40,11 +41,10 @@ from tasks.learning.packing import (
     slots_of,
     to_nodes,
 )
-from tasks.learning.shares import Batch
 from tasks.policy import layer_kinds, routed_experts, sharding, token_ids, world
 from tasks.policy.logits import backbone_of, head_of
 from tasks.policy.machine import in_precision
-from tasks.policy.parallel import balanced_parts, lanes, side_by_side
+from tasks.policy.parallel import lanes, side_by_side
 from tasks.policy.resident import Learner, ValueModel
 from tasks.policy.routed_experts import Replay
 
@@ -91,7 +91,7 @@ def _states_in_rows(backbone: Any, forest: Forest, slots: Tensor, experts: Repla
     device, used = forest.tokens.device, 0
     places: Any = np.zeros(forest.tokens.shape[1], np.int64)  # slot -> index in the batches
     computed = []
-    for batch in row_batches(forest.layouts, together()):
+    for batch in row_batches(forest.layout, together()):
         slots_of_rows, mask = padded(batch)
         last = np.array([row[-1] for row in batch])[:, None]
         places[slots_of_rows[mask]] = used + np.flatnonzero(mask.ravel())
@@ -253,7 +253,7 @@ def training_cost(model: Any, form: str) -> Cost:
     weights = sum(weight.numel() for weight in model.parameters())
     config = model.config.get_text_config(decoder=True)
     pair = 2 * config.hidden_size * config.num_hidden_layers
-    return Cost(weights, pair, PAIRS[form], TOKENS[form])
+    return Cost(weights, pair, PAIRS[form], TOKENS[form], APART[form])
 
 
 def price_of_rows(model: Any, trees: Sequence[Credited]) -> str:
@@ -261,9 +261,9 @@ def price_of_rows(model: Any, trees: Sequence[Credited]) -> str:
     kind, reason = layer_kinds.learner_form(layer_kinds.described(model.config))
     if kind == layer_kinds.TREES:
         return ""
-    layouts = [lay_out(tree, range(len(tree.credits))) for tree in trees]
-    rows = sum(len(row) for layout in layouts for row in layout.rows)
-    unique = max(1, slots_of(layouts))
+    layout = lay_out([(tree, range(len(tree.credits))) for tree in trees])
+    rows = sum(layout.row_lengths())
+    unique = max(1, slots_of(layout))
     return (
         f"the policy's layers have no form on trees ({reason}): it is trained as rows, which "
         f"computes {rows:,} tokens instead of {unique:,}, {rows / unique:.1f} times as many"
@@ -281,15 +281,8 @@ def forests_of_lanes(
     pairs = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     if world.size() > 1:
         return [shares.forests_in_step(pairs, tokens, cost, machine.device)]
-    parts = balanced_parts(_sizes(pairs, cost), lanes(machine.device, len(pairs)))
-    return [forests([pairs[i] for i in part], tokens, cost, machine.device) for part in parts]
-
-
-def _sizes(batch: Batch, cost: Cost) -> list[int]:
-    """Return about how much each tree of a batch costs: sampled tokens, or the tokens of rows."""
-    if cost.tokens is TOKENS[ROWS]:
-        return [cost.tokens([lay_out(tree, leaves)]) for tree, leaves in batch]
-    return [sum(len(credit.advantages) for credit in tree.credits) for tree, _ in batch]
+    parts = shares.divided(pairs, lanes(machine.device, len(pairs)), cost)
+    return [forests(part, tokens, cost, machine.device) for part in parts]
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class Plan:
 def plan_of(forest: Forest) -> Plan:
     """Cut a forest into chains."""
     device = forest.tokens.device
-    parents = chains.joined([layout.parents for layout in forest.layouts])
+    parents = forest.layout.parents
     waves = chains.cut_into_waves(parents)
     places: chains.Ints = np.zeros(len(parents), np.int64)
     used = 0

@@ -1,4 +1,4 @@
-"""Deal the trees of a batch to the processes that learn together, and keep these in step.
+"""Divide the trees of a batch among lanes, or among the processes that learn together.
 
 Gathering weights and adding up gradients takes all processes, so all make the same number of
 passes. One that has no trees left passes a spare forest, which counts for nothing.
@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tasks.learning.packing import Cost, Credited, Forest, forest, forests, lay_out
-from tasks.policy import world
-from tasks.policy.parallel import balanced_parts
+import numpy as np
 
-Batch = Sequence[tuple[Credited, Sequence[int]]]  # trees, with indices of their leaves
+from tasks.learning.packing import (
+    Batch,
+    Cost,
+    Flags,
+    Forest,
+    Ints,
+    Layout,
+    forest,
+    forests,
+    lay_out,
+)
+from tasks.policy import world
 
 
 def forests_in_step(batch: Batch, tokens: int, cost: Cost, device: str) -> Iterator[Forest]:
@@ -22,28 +31,69 @@ def forests_in_step(batch: Batch, tokens: int, cost: Cost, device: str) -> Itera
     ``batch`` is equal in all processes, and has only trees with leaves. Every process must take all
     forests.
     """
-    own_forests = forests(share(batch, cost), tokens, cost, device)
+    own = divided(batch, world.size(), cost)[world.rank()]
+    own_forests = forests(own, tokens, cost, device)
     following = next(own_forests, None)
     while world.some(following is not None):
         yield following or spare(batch, device)
         following = next(own_forests, None)
 
 
-def share(batch: Batch, cost: Cost) -> list[tuple[Credited, Sequence[int]]]:
-    """Return this process's part of a batch: whole trees.
+def divided(batch: Batch, count: int, cost: Cost) -> list[Batch]:
+    """Divide a batch into ``count`` parts of whole trees, of similar numbers of computed tokens.
 
-    Parts are of a similar number of tokens that are computed.
+    A token that trees of a part share is computed once there. Of two divisions, the one whose
+    largest part is smaller: each tree, the largest first, to the part that is then the smallest; or
+    parts of neighbours in the order of prompts, which share the longest prefixes.
     """
-    parts = balanced_parts(computed_tokens(batch, cost), world.size())
-    return [batch[index] for index in parts[world.rank()]]
+    if count == 1 or not batch:
+        return [list(batch), *([] for _ in range(count - 1))]
+    layout = lay_out(batch)
+    slots = [tree.slots for tree in layout.trees]
+    order = sorted(range(len(batch)), key=lambda index: layout.trees[index].first)
+    ways = (_balanced(layout, slots, count, cost), _in_runs(layout, slots, order, count, cost))
+    parts, _ = min(ways, key=lambda way: max(way[1]))
+    return [[batch[index] for index in sorted(part)] for part in parts]
 
 
-def computed_tokens(batch: Batch, cost: Cost) -> list[int]:
-    """Count the tokens that are computed for each tree; each process counts a part of them."""
-    indices = range(world.rank(), len(batch), world.size())
-    counts = {index: cost.tokens([lay_out(*batch[index])]) for index in indices}
-    every = {index: count for counted in world.gathered(counts) for index, count in counted.items()}
-    return [every[index] for index in range(len(batch))]
+Division = tuple[list[list[int]], list[int]]  # part -> places of trees, and its computed tokens
+
+
+def _balanced(layout: Layout, slots: Sequence[Ints], count: int, cost: Cost) -> Division:
+    """Give each tree, the largest first, to the part that is the smallest with it."""
+    none = np.zeros(len(layout.tokens), bool)
+    taken: list[Flags] = [none] * count
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    sizes = [cost.with_more(layout, none, some)[1] for some in slots]
+    for index in sorted(range(len(slots)), key=lambda index: (-sizes[index], index)):
+        with_it = [cost.with_more(layout, some, slots[index]) for some in taken]
+        least = min(range(count), key=lambda part: with_it[part][1])
+        taken[least], loads[least] = with_it[least]
+        parts[least].append(index)
+    return parts, loads
+
+
+def _in_runs(
+    layout: Layout, slots: Sequence[Ints], order: Sequence[int], count: int, cost: Cost
+) -> Division:
+    """Cut trees, in an order, into runs by the tokens that each adds to those before it."""
+    taken = np.zeros(len(layout.tokens), bool)
+    ends = [0]
+    for index in order:
+        taken, end = cost.with_more(layout, taken, slots[index])
+        ends.append(end)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    for place, index in enumerate(order):
+        middle = (ends[place] + ends[place + 1]) / 2
+        parts[min(count - 1, int(middle * count / ends[-1]))].append(index)
+    loads = []
+    for part in parts:
+        own = np.zeros(len(layout.tokens), bool)
+        for index in part:
+            own[slots[index]] = True
+        loads.append(cost.tokens(layout, own))
+    return parts, loads
 
 
 def spare(batch: Batch, device: str) -> Forest:
@@ -52,4 +102,4 @@ def spare(batch: Batch, device: str) -> Forest:
         ((credited, leaf) for credited, leaves in batch for leaf in leaves),
         key=lambda entry: len(entry[0].credits[entry[1]].advantages),
     )
-    return replace(forest([lay_out(credited, [leaf])], device), spare=True)
+    return replace(forest(lay_out([(credited, [leaf])]), device), spare=True)

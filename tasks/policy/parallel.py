@@ -50,17 +50,3 @@ def with_threads(threads: int, workers: int, name: str) -> ThreadPoolExecutor:
 def _set_threads(threads: int) -> None:
     torch.get_num_threads()  # at its first use by a thread, torch takes the number set last by any
     torch.set_num_threads(threads)
-
-
-def balanced_parts(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Partition items into ``count`` parts of similar total size; return part -> items.
-
-    Greedy: the largest item first, to the smallest part.
-    """
-    parts: list[list[int]] = [[] for _ in range(count)]
-    load = [0] * count
-    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
-        least = load.index(min(load))
-        parts[least].append(item)
-        load[least] += sizes[item]
-    return [sorted(items) for items in parts]

@@ -77,13 +77,16 @@ def test_operations_of_matrices_and_visible_pairs(learning, packing):
     expected = 0
     for made in batch:
         expected += 6 * (made.tokens.numel() * layers + len(made.targets) * head)
-        for layout in made.layouts:
-            seen = set()
-            for path in layout.paths:
-                for place, slot in enumerate(path):
-                    if slot not in seen:  # once, with the keys of its own path
-                        seen.add(slot)
-                        expected += 12 * (place + 1) * ARCHITECTURE.hidden * ARCHITECTURE.layers
+        seen = set()
+        for place, slot in (
+            pair
+            for packed in made.layout.trees
+            for path in packed.paths
+            for pair in enumerate(path)
+        ):
+            if slot not in seen:  # once, with the keys of its own path
+                seen.add(slot)
+                expected += 12 * (place + 1) * ARCHITECTURE.hidden * ARCHITECTURE.layers
     assert bench.operations(learning.model, batch) == expected
 
 
@@ -159,8 +162,8 @@ def test_own_pass_computes_padded_rows():
 
 def test_real_trees_have_long_leaves():
     credited = bench.synthetic_tree(0, bench.PLAN.shape, 1000)
-    layout = lay_out(credited, range(16))
-    assert all(1000 < len(path) < 2000 for path in layout.paths)
+    (packed,) = lay_out([(credited, range(16))]).trees
+    assert all(1000 < len(path) < 2000 for path in packed.paths)
 
 
 def test_micro_batches_shrink_to_fit(monkeypatch):

@@ -52,8 +52,8 @@ GRPO = assemble(load_algorithms()["grpo"], 50).loss
 @pytest.fixture(params=TREES)
 def made(request, device):
     """A forest of whole trees on the device."""
-    layouts = [lay_out(tree, range(len(tree.credits))) for tree in TREES[request.param]()]
-    return forest(layouts, device)
+    layout = lay_out([(tree, range(len(tree.credits))) for tree in TREES[request.param]()])
+    return forest(layout, device)
 
 
 def weights_on(device, dtype=FLOAT32):
@@ -67,9 +67,9 @@ def by_row(model, made, device):
     It computes each context of a leaf apart.
     """
     found = []
-    for layout in made.layouts:
-        tree = layout.source.tree
-        for leaf in layout.leaves:
+    for packed in made.layout.trees:
+        tree = packed.source.tree
+        for leaf in packed.leaves:
             for context in tree.contexts(tree.leaves[leaf]):
                 nodes = [tree.nodes[node] for node in context]
                 row = np.concatenate([node.tokens for node in nodes])
@@ -177,7 +177,8 @@ def other_policy(kind, device, dtype):
 
 @pytest.fixture
 def long(device):
-    return forest([lay_out(tree, range(LONG.leaves)) for tree in TREES["long nodes"]()], device)
+    layout = lay_out([(tree, range(LONG.leaves)) for tree in TREES["long nodes"]()])
+    return forest(layout, device)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -205,8 +206,8 @@ def test_sinks_and_latent_keys_in_bf16(kind, long, device):
 def test_forests_of_changing_length_keep_masks(device):
     model = weights_on(device)
     for seed in range(12):
-        layouts = [lay_out(credited(random_tree(seed, 2 + 3 * seed)), range(2 + 3 * seed))]
-        made = forest(layouts, device)
+        leaves = 2 + 3 * seed
+        made = forest(lay_out([(credited(random_tree(seed, leaves)), range(leaves))]), device)
         with torch.no_grad():
             found = by_forest(model, made, form_for(device))
             expected = by_row(model, made, device)
@@ -359,7 +360,7 @@ def peak(recompute):
     learning = resident.Learner(Path("gpu"), random_policy(DEEP, "cuda"), None)
     shape = Shape(prompt=1024, turns=3, turn=256, result=20, leaves=6)
     machine = Machine(threads=1, device="cuda", precision="bfloat16")
-    made = forest([lay_out(synthetic_tree(5, shape, VOCABULARY), range(6))], "cuda")
+    made = forest(lay_out([(synthetic_tree(5, shape, VOCABULARY), range(6))]), "cuda")
     with attending(learning.model, FLEX), passes.recomputing(learning.model, recompute):
         forward_backward(learning, [made], GRPO, machine)
         torch.cuda.reset_peak_memory_stats()

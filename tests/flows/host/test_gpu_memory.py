@@ -300,9 +300,9 @@ class Live(TorchDispatchMode):
         self.now -= self.sizes.pop(place)
 
 
-def question(vocabulary, tokens, leaves=8):
+def question(vocabulary, tokens, leaves=8, seed=0):
     """A credited tree of a short prompt and turns with so many tokens in all."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
 
     def node(parent, kind, length):
         drawn = random.integers(0, vocabulary, length).astype(np.int32)
@@ -329,7 +329,8 @@ def of_an_update(config, precision, vocabulary, monkeypatch):
 
     update([question(vocabulary, 16)])  # the moments are there from now on
     learning.optimizer.zero_grad(set_to_none=True)
-    trees = [question(vocabulary, tokens)] * 2  # micro-batches that meet the gradients of others
+    # micro-batches that meet the gradients of others
+    trees = [question(vocabulary, tokens, seed=seed) for seed in range(2)]
     with Live() as live:
         update(trees)
     found = memory(recipe, shape=shape_of(config))

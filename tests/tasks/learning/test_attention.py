@@ -25,14 +25,15 @@ from tasks.learning.packing import BLOCK, forest, lay_out
 from tasks.learning.passes import states
 from tasks.policy.machine import in_precision
 from tests.examples import examples
-from tests.trees import VOCABULARY, credited, random_tree, small_policy
+from tests.trees import VOCABULARY, begun, credited, random_tree, small_policy
 
 FORMS = {GATHERED: gathered_attention, FLEX: forest_flex_attention}
 
 
 def forest_of(seeds, leaves=5, fresh=0.0):
-    sources = [credited(random_tree(seed, leaves, fresh=fresh)) for seed in seeds]
-    return forest([lay_out(source, range(leaves)) for source in sources], "cpu")
+    trees = [begun(random_tree(seed, leaves, fresh=fresh), range(5)) for seed in seeds]
+    sources = [credited(tree) for tree in trees]
+    return forest(lay_out([(source, range(leaves)) for source in sources]), "cpu")
 
 
 def logits_by_row(model, made):
@@ -41,9 +42,9 @@ def logits_by_row(model, made):
     [L] of [T, vocabulary]
     """
     found = []
-    for layout in made.layouts:
-        tree = layout.source.tree
-        for leaf in layout.leaves:
+    for packed in made.layout.trees:
+        tree = packed.source.tree
+        for leaf in packed.leaves:
             rows = [
                 np.concatenate([tree.nodes[node].tokens for node in context])
                 for context in tree.contexts(tree.leaves[leaf])
@@ -58,11 +59,8 @@ def logits_of_forest(model, made, form):
         output = model(
             input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
         )
-    start, found = 0, []
-    for layout in made.layouts:
-        found += [output.logits[0, start + torch.from_numpy(path)] for path in layout.paths]
-        start += len(layout.tokens)
-    return found
+    paths = [path for packed in made.layout.trees for path in packed.paths]
+    return [output.logits[0, torch.from_numpy(path)] for path in paths]
 
 
 @examples(20)
@@ -133,8 +131,8 @@ def test_hidden_states_precede_sampled_tokens():
     with torch.no_grad():
         with attending(model, GATHERED):
             picked = states(model.base_model, made)
-        (layout,) = made.layouts
-        for path in layout.paths:
+        layout = made.layout
+        for path in layout.trees[0].paths:
             row = model.base_model(input_ids=torch.from_numpy(layout.tokens[path])[None])
             for place, slot in enumerate(path):
                 if layout.sampled[slot]:
@@ -196,15 +194,13 @@ def test_other_architectures_attend_over_forests_too(architecture):
 
 def seen_in(made, window):
     """Which slots each slot sees [U, U], from the parents of slots alone."""
-    parents = np.concatenate([layout.parents for layout in made.layouts])
-    starts = np.cumsum([0, *(len(layout.tokens) for layout in made.layouts)])
-    offsets = np.repeat(starts[:-1], np.diff(starts))
+    parents = made.layout.parents
     seen = torch.zeros(len(parents), len(parents), dtype=torch.bool)
     for slot in range(len(parents)):
         at, left = slot, window
         while left and at >= 0:
             seen[slot, at] = True
-            at, left = parents[at] + offsets[slot] if parents[at] >= 0 else -1, left - 1
+            at, left = parents[at], left - 1
     return seen
 
 

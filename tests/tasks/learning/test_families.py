@@ -91,7 +91,7 @@ def model_of(kind):
 def made():
     """A forest of three trees of five leaves, with contexts longer than the window."""
     trees = [random_tree(seed, leaves=5, vocabulary=VOCABULARY) for seed in range(3)]
-    packed = forest([lay_out(credited(tree), range(5)) for tree in trees], "cpu")
+    packed = forest(lay_out([(credited(tree), range(5)) for tree in trees]), "cpu")
     assert packed.longest > 2 * WINDOW
     return packed
 
@@ -101,18 +101,16 @@ def logits_of_forest(model, made, form):
         states = backbone_of(model)(
             input_ids=made.tokens, position_ids=made.positions, use_cache=False, forest=made
         ).last_hidden_state[0]
-    logits, start, by_leaf = head_of(model)(states), 0, []
-    for layout in made.layouts:
-        by_leaf += [logits[start + torch.from_numpy(path)] for path in layout.paths]
-        start += len(layout.tokens)
-    return by_leaf
+    logits = head_of(model)(states)
+    paths = [path for packed in made.layout.trees for path in packed.paths]
+    return [logits[torch.from_numpy(path)] for path in paths]
 
 
 def logits_of_rows(model, made):
     by_leaf = []
-    for layout in made.layouts:
-        tree = layout.source.tree
-        for leaf in layout.leaves:
+    for packed in made.layout.trees:
+        tree = packed.source.tree
+        for leaf in packed.leaves:
             nodes = tree.path(tree.leaves[leaf])
             row = np.concatenate([tree.nodes[node].tokens for node in nodes])
             by_leaf.append(model(input_ids=torch.from_numpy(row).long()[None]).logits[0])
@@ -236,7 +234,7 @@ def recurrent():
 def fresh():
     """Credited trees with fresh prompts, and their forest."""
     trees = [credited(random_tree(seed, 5, VOCABULARY, fresh=0.5)) for seed in range(3)]
-    return trees, forest([lay_out(tree, range(5)) for tree in trees], "cpu")
+    return trees, forest(lay_out([(tree, range(5)) for tree in trees]), "cpu")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -252,14 +250,9 @@ def test_rows_end_at_fresh_prompts_and_padding_changes_nothing(
     slots = torch.arange(packed.tokens.shape[1])
     with torch.no_grad():
         states = passes.states(backbone_of(recurrent), packed, slots)
-        start = 0
-        for layout in packed.layouts:
-            for context in layout.contexts:
-                own = backbone_of(recurrent)(torch.from_numpy(layout.tokens[context])[None])
-                torch.testing.assert_close(
-                    states[start + context], own.last_hidden_state[0], rtol=0, atol=1e-4
-                )
-            start += len(layout.tokens)
+        for context in packed.layout.contexts:
+            own = backbone_of(recurrent)(packed.tokens[0, context][None])
+            torch.testing.assert_close(states[context], own.last_hidden_state[0], rtol=0, atol=1e-4)
     assert (len(made) == 1) == (processes == 2)
 
 
@@ -285,18 +278,19 @@ def test_a_pass_has_so_many_tokens_of_rows(recurrent, fresh):
     for most in (60, 120, 10_000):
         lanes = passes.forests_of_lanes(batch, most, cost, machine)
         packed = [part for lane in lanes for part in lane]
-        assert sum(len(layout.leaves) for part in packed for layout in part.layouts) == 15
-        for part in packed:
-            computed = sum(len(one) * max(map(len, one)) for one in row_batches(part.layouts))
-            assert computed == cost.tokens(part.layouts)
-            assert computed <= most or sum(len(layout.leaves) for layout in part.layouts) == 1
+        leaves = [sum(len(tree.leaves) for tree in part.layout.trees) for part in packed]
+        assert sum(leaves) == 15
+        for part, count in zip(packed, leaves, strict=True):
+            computed = sum(len(one) * max(map(len, one)) for one in row_batches(part.layout))
+            assert computed == cost.tokens(part.layout)
+            assert computed <= most or count == 1
     assert form_of(recurrent, "cuda") == ROWS
 
 
 def test_the_price_of_rows_is_said(recurrent, fresh):
     trees, packed = fresh
     said = passes.price_of_rows(recurrent, trees)
-    rows = sum(len(row) for layout in packed.layouts for row in layout.rows)
+    rows = sum(len(row) for row in packed.layout.rows)
     assert "(2 of 2 layers linear_attention)" in said and f"computes {rows} tokens" in said
     assert f"instead of {packed.tokens.shape[1]}, " in said
     assert passes.price_of_rows(model_of("qwen3"), trees) == ""

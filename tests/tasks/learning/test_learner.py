@@ -13,7 +13,14 @@ from tasks.learning import attention, learner, passes
 from tasks.learning.algorithm import assemble
 from tasks.learning.attention import FLEX, GATHERED, attending
 from tasks.learning.credit import episodes_of
-from tasks.learning.packing import BLOCK, Credited, forest, lay_out, uncredited
+from tasks.learning.packing import (
+    BLOCK,
+    LEAVES_APART,
+    Credited,
+    forest,
+    lay_out,
+    uncredited,
+)
 from tasks.learning.passes import node_logprobs, token_logprobs
 from tasks.policy import checkpoint, resident
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
@@ -64,24 +71,24 @@ def close(one, other, tolerance=1e-5):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=tolerance, msg=name)
 
 
-def objective_gradients(model, layouts, loss, denominator, critic=None, form=GATHERED):
-    """Gradients of one micro-batch that holds the layouts."""
+def objective_gradients(model, layout, loss, denominator, critic=None, form=GATHERED):
+    """Gradients of one micro-batch that holds a layout."""
     model.zero_grad()
     learning = resident.Learner(None, model, None, critic=critic)
     with attending(model, form):
         value, metrics = learner.objective(
-            learning, forest(layouts, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
+            learning, forest(layout, "cpu"), loss, TEMPERATURE, denominator, 100, MACHINE
         )
     value.backward()
     return gradients(model), float(value.detach()), metrics
 
 
 def in_trees(trees):
-    return [lay_out(tree, range(len(tree.credits))) for tree in trees]
+    return lay_out([(tree, range(len(tree.credits))) for tree in trees])
 
 
 def in_rows(trees):
-    return [lay_out(tree, [leaf]) for tree in trees for leaf in range(len(tree.credits))]
+    return lay_out([(tree, range(len(tree.credits))) for tree in trees], LEAVES_APART)
 
 
 # ---------------------------------------------------------------- every prefix once
@@ -220,9 +227,9 @@ def test_shared_critic_same_gradient_from_trees_and_rows():
     critic = resident.ValueModel(head, None, 0.5, 0.1)
     trees = off_policy(made_trees(2, values=True))
     found = []
-    for layouts in (in_trees(trees), in_rows(trees)):
+    for layout in (in_trees(trees), in_rows(trees)):
         head.zero_grad()
-        gradient = objective_gradients(model, layouts, LOSSES["ppo"], 30.0, critic)[0]
+        gradient = objective_gradients(model, layout, LOSSES["ppo"], 30.0, critic)[0]
         found.append({**gradient, "head": head.weight.grad.clone()})
     close(*found)
     alone = objective_gradients(model, in_trees(trees), LOSSES["ppo"], 30.0)[0]

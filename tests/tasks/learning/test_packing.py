@@ -10,6 +10,8 @@ from tasks.learning import packing
 from tasks.learning.attention import FLEX, GATHERED, PAIRS
 from tasks.learning.packing import (
     BLOCK,
+    LEAVES_APART,
+    TREES_APART,
     Cost,
     cheapest,
     forest,
@@ -20,7 +22,7 @@ from tasks.learning.packing import (
 )
 from tasks.trees.tree import TURN
 from tests.examples import examples
-from tests.trees import VOCABULARY, credited, lengths, random_tree
+from tests.trees import VOCABULARY, begun, credited, lengths, random_tree
 
 FREE_ATTENTION = Cost(1.0, 0.0, PAIRS[GATHERED])
 trees = st.builds(
@@ -33,6 +35,11 @@ trees = st.builds(
     st.sampled_from([0, 0, 2]),
     st.sampled_from([VOCABULARY, 2]),  # with two tokens, turns that were sampled apart are alike
 )
+
+
+def of_all(sources):
+    """All leaves of some trees in one layout."""
+    return lay_out([(source, range(len(source.tree.leaves))) for source in sources])
 
 
 def path_tokens(tree, leaf):
@@ -52,11 +59,14 @@ def prefixes(tree, leaf):
         yield from ((tuple(tokens[: end + 1]), own[end]) for end in range(len(tokens)))
 
 
-@given(trees)
-def test_each_prefix_has_one_slot(source):
-    tree = source.tree
-    layout = lay_out(source, range(len(tree.leaves)))
-    every = [prefix for leaf in tree.leaves for prefix in prefixes(tree, leaf)]
+def every_prefix(sources):
+    trees = [source.tree for source in sources]
+    return [prefix for tree in trees for leaf in tree.leaves for prefix in prefixes(tree, leaf)]
+
+
+@given(st.lists(trees, min_size=1, max_size=3))
+def test_each_prefix_has_one_slot(sources):
+    layout, every = of_all(sources), every_prefix(sources)
     assert len(layout.tokens) == len({tokens for tokens, _ in every})
     assert layout.sampled.sum() == len({tokens for tokens, own in every if own})
 
@@ -64,9 +74,9 @@ def test_each_prefix_has_one_slot(source):
 @given(trees)
 def test_the_slots_of_a_leaf_are_its_trajectory(source):
     tree = source.tree
-    layout = lay_out(source, range(len(tree.leaves)))
+    layout = of_all([source])
     contexts = {tuple(layout.tokens[slots]): slots for slots in layout.contexts}
-    for leaf, path in zip(layout.leaves, layout.paths, strict=True):
+    for leaf, path in zip(layout.trees[0].leaves, layout.trees[0].paths, strict=True):
         assert layout.tokens[path].tolist() == path_tokens(tree, leaf).tolist()
         own = [
             contexts[tuple(np.concatenate([tree.nodes[node].tokens for node in context]))]
@@ -81,9 +91,9 @@ def test_the_slots_of_a_leaf_are_its_trajectory(source):
 @given(trees)
 def test_a_turn_has_the_slots_of_its_leaves(source):
     tree = source.tree
-    layout = lay_out(source, range(len(tree.leaves)))
-    of_turns = dict(zip(layout.nodes, layout.node_slots, strict=True))
-    for leaf, path in zip(layout.leaves, layout.paths, strict=True):
+    layout = of_all([source])
+    of_turns = dict(zip(layout.trees[0].nodes, layout.trees[0].node_slots, strict=True))
+    for leaf, path in zip(layout.trees[0].leaves, layout.trees[0].paths, strict=True):
         ends = np.cumsum([len(tree.nodes[node].tokens) for node in tree.path(tree.leaves[leaf])])
         for node, end in zip(tree.path(tree.leaves[leaf]), ends, strict=True):
             if tree.nodes[node].kind == TURN:
@@ -95,15 +105,15 @@ def test_a_turn_has_the_slots_of_its_leaves(source):
 @given(trees, st.data())
 def test_slot_is_owned_by_its_first_context(source, data):
     leaves = data.draw(st.permutations(range(len(source.tree.leaves))))
-    layout = lay_out(source, leaves)
-    assert sorted(layout.leaves) == sorted(leaves)
+    layout = lay_out([(source, leaves)])
+    assert sorted(layout.trees[0].leaves) == sorted(leaves)
     owned = [slots[own:] for slots, own in zip(layout.contexts, layout.owned, strict=True)]
     assert sorted(np.concatenate(owned).tolist()) == list(range(len(layout.tokens)))
 
 
-@given(trees)
-def test_subtree_is_what_may_attend_to_a_slot(source):
-    layout = lay_out(source, range(len(source.tree.leaves)))
+@given(st.lists(trees, min_size=1, max_size=3))
+def test_subtree_is_what_may_attend_to_a_slot(sources):
+    layout = of_all(sources)
     slots = np.arange(len(layout.tokens))
     by_subtree = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
     by_context = np.zeros_like(by_subtree)
@@ -116,8 +126,7 @@ def test_subtree_is_what_may_attend_to_a_slot(source):
 @examples(40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_attention_sees_only_the_own_context(sources):
-    layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
-    made = forest(layouts, "cpu")
+    made = forest(of_all(sources), "cpu")
     slots = made.tokens.shape[1]
     queries = torch.cat([bucket.queries.flatten() for bucket in made.buckets])
     assert queries[made.places].tolist() == list(range(slots)), "each slot is a query once"
@@ -137,8 +146,8 @@ def test_attention_sees_only_the_own_context(sources):
 @examples(40)
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_views_gather_each_leafs_sampled_tokens(sources):
-    made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
-    order = [(layout.source, leaf) for layout in made.layouts for leaf in layout.leaves]
+    made = forest(of_all(sources), "cpu")
+    order = [(packed.source, leaf) for packed in made.layout.trees for leaf in packed.leaves]
     assert len(order) == len(made.views)
     for row, ((source, leaf), view) in enumerate(zip(order, made.views, strict=True)):
         mask = made.mask[row]
@@ -152,8 +161,8 @@ def test_views_gather_each_leafs_sampled_tokens(sources):
 
 @given(trees)
 def test_token_is_predicted_from_the_one_before(source):
-    made = forest([lay_out(source, range(len(source.tree.leaves)))], "cpu")
-    (layout,) = made.layouts
+    made = forest(of_all([source]), "cpu")
+    layout = made.layout
     sampled = np.flatnonzero(layout.sampled)
     before = made.predicting.numpy()
     assert (layout.positions[before] == layout.positions[sampled] - 1).all()
@@ -165,13 +174,13 @@ def test_token_is_predicted_from_the_one_before(source):
 @given(st.lists(trees, min_size=1, max_size=3))
 def test_token_values_go_in_and_out_by_node(sources):
     sources = [replace(s, old_logprobs=[n.logprobs * 2 for n in s.tree.nodes]) for s in sources]
-    made = forest([lay_out(s, range(len(s.tree.leaves))) for s in sources], "cpu")
+    made = forest(of_all(sources), "cpu")
     assert "reference_logprobs" not in made.known
     back = list(to_nodes(made, made.known["old_logprobs"]))
     assert len(back) == sum(
         node.kind == TURN
-        for layout in made.layouts
-        for node in (layout.source.tree.nodes[n] for n in layout.nodes)
+        for packed in made.layout.trees
+        for node in (packed.source.tree.nodes[n] for n in packed.nodes)
     )
     for source, node, values in back:
         assert values.tolist() == (source.tree.nodes[node].logprobs * 2).tolist()
@@ -186,9 +195,11 @@ def test_each_leaf_is_in_one_forest_of_limited_size(sources, limit, data):
     ]
     seen = []
     for made in forests(batch, limit, FREE_ATTENTION, "cpu"):
-        single = len(made.layouts) == 1 and len(made.layouts[0].leaves) == 1
-        assert made.tokens.shape[1] <= limit or single
-        seen += [(id(part.source), leaf) for part in made.layouts for leaf in part.leaves]
+        leaves = [
+            (id(packed.source), leaf) for packed in made.layout.trees for leaf in packed.leaves
+        ]
+        assert made.tokens.shape[1] <= limit or len(leaves) == 1
+        seen += leaves
     wanted = [(id(source), leaf) for source, leaves in batch for leaf in leaves]
     assert sorted(seen) == sorted(wanted)
 
@@ -199,12 +210,8 @@ def test_predicted_tokens_are_unique_where_all_fits(sources):
     batch = [(source, range(len(source.credits))) for source in sources]
     (made,) = forests(batch, 10**9, FREE_ATTENTION, "cpu")
     trees = [source.tree for source in sources]
-    unique = [
-        len({tokens for leaf in tree.leaves for tokens, own in prefixes(tree, leaf) if own})
-        for tree in trees
-    ]
     turns = [node for tree in trees for node in tree.nodes if node.kind == TURN]
-    assert len(made.targets) == sum(unique)
+    assert len(made.targets) == len({tokens for tokens, own in every_prefix(sources) if own})
     assert len(made.entries) == sum(len(node.tokens) for node in turns)
     assert int(made.mask.sum()) == sum(sum(lengths(tree)) for tree in trees)
 
@@ -216,32 +223,40 @@ def test_an_empty_batch_gives_no_forest():
 # ---------------------------------------------------------------- cost
 
 
-def test_a_tree_stays_whole_where_sharing_pays():
-    whole = lay_out(credited(random_tree(3, leaves=8)), range(8))
-    assert cheapest(whole, FREE_ATTENTION) == [whole]
+ALONE = {
+    TREES_APART: lambda packed: len(packed.trees),
+    LEAVES_APART: lambda packed: sum(len(tree.leaves) for tree in packed.trees),
+}
 
 
-def test_leaves_become_rows_where_that_is_cheaper():
-    whole = lay_out(credited(random_tree(3, leaves=8)), range(8))
-    grudging = Cost(1.0, 1.0, lambda layout: 10_000 * (len(layout.leaves) - 1))
-    rows = cheapest(whole, grudging)
-    assert [row.leaves for row in rows] == [[leaf] for leaf in whole.leaves]
-    assert all(row.owned == [0] for row in rows)
-    assert sum(len(row.tokens) for row in rows) > len(whole.tokens)
+@pytest.mark.parametrize("grouping", ALONE)
+def test_prefixes_are_shared_only_where_that_pays(grouping):
+    """And only where what is then computed still fits."""
+    sources = [credited(begun(random_tree(seed, 4), range(9)), seed) for seed in range(3)]
+    batch = [(source, range(4)) for source in sources]
+    whole, apart = lay_out(batch), lay_out(batch, grouping)
+    assert len(whole.tokens) < len(apart.tokens)
+    assert apart.owned.count(0) == ALONE[grouping](apart)
+    grudging = Cost(1.0, 1.0, lambda made: 10_000 * (made.owned.count(0) == 1), apart=[grouping])
+    assert cheapest(batch, grudging, 10_000).owned == apart.owned
+    assert cheapest(batch, grudging, len(apart.tokens) - 1).owned == whole.owned
+    assert cheapest(batch, replace(grudging, pair=0.0), 10_000).owned == whole.owned
+    assert cheapest(batch, FREE_ATTENTION, 10_000).owned == whole.owned
 
 
-@given(trees)
-def test_gathered_tree_never_costs_more_than_rows(source):
-    leaves = range(len(source.credits))
-    whole = lay_out(source, leaves)
-    assert whole.pairs <= sum(lay_out(source, [leaf]).pairs for leaf in leaves)
+@given(st.lists(trees, min_size=1, max_size=3))
+def test_gathered_trees_never_cost_more_than_rows(sources):
+    batch = [(source, range(len(source.credits))) for source in sources]
+    whole = lay_out(batch)
+    for grouping in (TREES_APART, LEAVES_APART):
+        assert whole.pairs <= lay_out(batch, grouping).pairs
 
 
 @examples(30)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.5]))
 def test_block_pairs_count_visible_blocks(seed, fresh):
     source = credited(random_tree(seed, leaves=40, fresh=fresh))
-    layout = lay_out(source, range(40))
+    layout = of_all([source])
     slots = np.arange(len(layout.tokens))
     visible = (slots[None] <= slots[:, None]) & (slots[:, None] < layout.subtree_ends[None])
     size = -(-len(slots) // BLOCK) * BLOCK
@@ -255,7 +270,7 @@ def test_block_pairs_count_visible_blocks(seed, fresh):
 def test_buckets_pad_no_further_than_allowed(monkeypatch, padding):
     monkeypatch.setattr(packing, "PADDING", padding)
     monkeypatch.setattr(packing, "BUCKET_PAIRS", 0)
-    made = forest([lay_out(credited(random_tree(s, leaves=9)), range(9)) for s in range(4)], "cpu")
+    made = forest(of_all([credited(random_tree(s, leaves=9)) for s in range(4)]), "cpu")
     for bucket in made.buckets:
         rows, queries, keys = bucket.visible[:, 0].shape
         visible_keys = bucket.visible[:, 0].any(1).sum(-1)
@@ -269,10 +284,10 @@ def test_few_pairs_are_computed_that_no_query_sees(monkeypatch):
     source = credited(random_tree(0, leaves=1))
     first = source.tree.nodes[0]
     source.tree.nodes[0] = replace(first, tokens=np.arange(2000, dtype=np.int32))
-    layout = lay_out(source, range(1))
+    layout = of_all([source])
     size = len(layout.tokens)
     assert layout.pairs <= 1.05 * size * (size + 1) // 2
-    made = forest([layout], "cpu")
+    made = forest(layout, "cpu")
     assert sum(bucket.visible.numel() for bucket in made.buckets) <= packing.PADDING * layout.pairs
     assert sum(int(bucket.visible.sum()) for bucket in made.buckets) == size * (size + 1) // 2
 
@@ -289,7 +304,7 @@ def test_uncredited_tree_has_zero_credit():
 
 @given(trees)
 def test_rows_are_the_contexts_that_no_other_begins_with(source):
-    layout = lay_out(source, range(len(source.tree.leaves)))
+    layout = of_all([source])
     rows = [tuple(layout.tokens[row]) for row in layout.rows]
     contexts = {tuple(layout.tokens[context]) for context in layout.contexts}
     longest = {c for c in contexts if not any(o != c and o[: len(c)] == c for o in contexts)}
@@ -299,15 +314,15 @@ def test_rows_are_the_contexts_that_no_other_begins_with(source):
 
 @given(st.lists(trees, min_size=1, max_size=3))
 def test_rows_are_padded_to_rows_of_a_similar_length(sources):
-    layouts = [lay_out(source, range(len(source.tree.leaves))) for source in sources]
-    rows = sum(len(layout.rows) for layout in layouts)
+    layout = of_all(sources)
+    rows = len(layout.rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "ROW_TOKENS", 4)
-        batches = packing.row_batches(layouts)
+        batches = packing.row_batches(layout)
         assert sum(map(len, batches)) == rows
         for batch in batches:
             padded, real = len(batch) * max(map(len, batch)), sum(map(len, batch))
             assert padded <= max(packing.PADDING * real, real + 4)
-        (together,) = packing.row_batches(layouts, together=True)
+        (together,) = packing.row_batches(layout, together=True)
         assert len(together) == rows
-        assert packing.row_tokens(layouts, True) == rows * max(map(len, together))
+        assert packing.row_tokens(layout, together=True) == rows * max(map(len, together))

@@ -57,8 +57,12 @@ def tree_of(shape, seed=0):
     return tree
 
 
+def layout_of(trees):
+    return lay_out([(credited(tree), range(len(tree.leaves))) for tree in trees])
+
+
 def forest_of(trees):
-    return forest([lay_out(credited(tree), range(len(tree.leaves))) for tree in trees], "cpu")
+    return forest(layout_of(trees), "cpu")
 
 
 @pytest.fixture(scope="module", params=LAYERS)
@@ -75,13 +79,11 @@ def computed(model, packed):
 
 def by_rows(model, packed):
     """The hidden states of all slots, and the context that each comes from."""
-    start, states = 0, [None] * packed.tokens.shape[1]
-    for layout in packed.layouts:
-        for context in layout.contexts:
-            row = backbone_of(model)(torch.from_numpy(layout.tokens[context])[None])
-            for slot, state in zip(context, row.last_hidden_state[0], strict=True):
-                states[start + slot] = state
-        start += len(layout.tokens)
+    states = [None] * packed.tokens.shape[1]
+    for context in packed.layout.contexts:
+        row = backbone_of(model)(packed.tokens[0, context][None])
+        for slot, state in zip(context, row.last_hidden_state[0], strict=True):
+            states[slot] = state
     return torch.stack(states)
 
 
@@ -176,13 +178,9 @@ TREES = st.builds(
 )
 
 
-def layouts_of(trees):
-    return [lay_out(credited(tree), range(len(tree.leaves))) for tree in trees]
-
-
 @given(st.lists(TREES, min_size=1, max_size=3))
 def test_chains_with_those_before_them_are_contexts(trees):
-    parents = chains.joined([layout.parents for layout in layouts_of(trees)])
+    parents = layout_of(trees).parents
     before, slots = [np.zeros(0, int)], []
     for depth, wave in enumerate(chains.cut_into_waves(parents)):
         ends = []
@@ -208,7 +206,7 @@ def context_of(parents, slot):
 
 @given(st.lists(TREES, min_size=1, max_size=3), st.integers(1, 5))
 def test_a_slot_of_a_convolution_follows_those_before_it(trees, width):
-    parents = chains.joined([layout.parents for layout in layouts_of(trees)])
+    parents = layout_of(trees).parents
     slots, missing, places = chains.windows(parents, width)
     for slot, place in enumerate(places):
         seen = range(place - width + 1, place + 1)
@@ -220,7 +218,6 @@ def test_a_slot_of_a_convolution_follows_those_before_it(trees, width):
 def test_the_waves_are_the_branchings_and_similar_chains_go_together():
     """A question with eight answers has two waves; padding stays below a tenth."""
     shape = (512, [(length, []) for length in (100, 101, 104, 108, 400, 401, 410, 440)])
-    (layout,) = layouts_of([tree_of(shape)])
-    first, second = chains.cut_into_waves(layout.parents)
+    first, second = chains.cut_into_waves(layout_of([tree_of(shape)]).parents)
     assert [batch.slots.shape for batch in first] == [(1, 512)]
     assert [batch.slots.shape for batch in second] == [(4, 108), (4, 440)]

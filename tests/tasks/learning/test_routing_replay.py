@@ -11,7 +11,7 @@ from tasks.engines import SamplingRequest
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning import learner, passes
 from tasks.learning.attention import GATHERED, ROWS, attending
-from tasks.learning.packing import Credited, forest, lay_out, uncredited
+from tasks.learning.packing import LEAVES_APART, Credited, forest, lay_out, uncredited
 from tasks.learning.passes import OWN_CHOICE, node_logprobs, recomputing
 from tasks.policy import resident
 from tasks.policy.lean_transformers import transformers
@@ -49,9 +49,9 @@ def routed(tree, seed=0):
     return replace(tree, nodes=nodes)
 
 
-def gradients(model, layouts, form, recompute=False):
+def gradients(model, layout, form, recompute=False):
     model.zero_grad()
-    made = forest(layouts, "cpu")
+    made = forest(layout, "cpu")
     with attending(model, form), recomputing(model, recompute):
         value, metrics = learner.objective(
             resident.Learner(None, model, None), made, GRPO, 1.0, 50.0, 50, MACHINE
@@ -109,9 +109,9 @@ def test_forced_choice_is_that_of_a_slow_loop(model):
 def test_trees_with_replay_equal_rows_with_replay(model, fresh, recompute):
     tree = routed(random_tree(5, leaves=6, vocabulary=VOCABULARY, fresh=fresh))
     source = credited(tree)
-    trees, metrics = gradients(model, [lay_out(source, range(6))], GATHERED, recompute)
-    rows, _ = gradients(model, [lay_out(source, range(6))], ROWS, recompute)
-    apart, _ = gradients(model, [lay_out(source, [leaf]) for leaf in range(6)], GATHERED)
+    trees, metrics = gradients(model, lay_out([(source, range(6))]), GATHERED, recompute)
+    rows, _ = gradients(model, lay_out([(source, range(6))]), ROWS, recompute)
+    apart, _ = gradients(model, lay_out([(source, range(6))], LEAVES_APART), GATHERED)
     largest = max(float(value.abs().max()) for value in rows.values())
     for name, expected in rows.items():
         for found in (trees, apart):
@@ -121,7 +121,7 @@ def test_trees_with_replay_equal_rows_with_replay(model, fresh, recompute):
     gate = "model.layers.1.mlp.gate.weight"
     assert float(trees[gate].abs().max()) > 1e-4  # the weights of the chosen have a gradient
     assert metrics["experts_differ"] / metrics["experts"] > 0.9  # the choice was random
-    own, _ = gradients(model, [lay_out(credited(replace_experts(tree)), range(6))], GATHERED)
+    own, _ = gradients(model, lay_out([(credited(replace_experts(tree)), range(6))]), GATHERED)
     assert float((own[gate] - trees[gate]).abs().max()) > 1e-4
 
 
@@ -193,14 +193,14 @@ def test_equal_tokens_sampled_apart_take_the_choice_of_the_first_node():
     every += [node(0, TURN, np.full((2, 1, 2), 1)), node(0, TURN, np.full((3, 1, 2), 2))]
     tree = Tree(Question("q", "", "", ()), every, [1, 2])
     for leaves in ([0], [1], [0, 1]):  # whichever leaves a pass is over
-        layout = lay_out(Credited(tree, uncredited(tree).credits), leaves)
+        layout = lay_out([(Credited(tree, uncredited(tree).credits), leaves)])
         assert layout.experts[:, 0, 0].tolist() == [9, 9, 9, 1, 1, 2]
     tree.nodes[2] = replace(tree.nodes[2], experts=None)
-    layout = lay_out(uncredited(tree), [0, 1])
+    layout = lay_out([(uncredited(tree), [0, 1])])
     assert layout.experts[:, 0, 0].tolist() == [9, 9, 9, 1, 1, UNKNOWN]
     tree.nodes[1] = node(0, TURN, np.full((2, 3, 2), 1))
     with pytest.raises(ValueError, match="2 shapes"):
-        lay_out(uncredited(tree), [0, 1])
+        lay_out([(uncredited(tree), [0, 1])])
 
 
 def test_lanes_have_choices_of_their_own(model):
@@ -245,4 +245,4 @@ def test_a_choice_of_other_routers_is_refused(model, routers, chosen):
         node_logprobs(model, [other], 1.0, SETTINGS, MACHINE)
     trees = [uncredited(routed(whole)), other, uncredited(whole)]
     with pytest.raises(ValueError, match="experts of 2 shapes"):
-        forest([lay_out(tree, [0]) for tree in trees], "cpu")
+        lay_out([(tree, [0]) for tree in trees])

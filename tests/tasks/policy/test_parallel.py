@@ -2,10 +2,8 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tasks.policy.parallel import MOST, balanced_parts, lanes, side_by_side
+from tasks.policy.parallel import MOST, lanes, side_by_side
 
 
 @pytest.fixture
@@ -64,11 +62,3 @@ def test_number_of_lanes(threads):
     assert lanes("cuda", 9) == 1
     torch.set_num_threads(1)
     assert lanes("cpu", 9) == 1
-
-
-@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 4))
-def test_balanced_parts(sizes, hands):
-    given_out = balanced_parts(sizes, hands)
-    assert sorted(item for items in given_out for item in items) == list(range(len(sizes)))
-    loads = [sum(sizes[item] for item in items) for items in given_out]
-    assert max(loads) - min(loads) <= max(sizes, default=0)
