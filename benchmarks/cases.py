@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tasks.environments import open_environment
 from tasks.environments.question import answer
 from tasks.ledger import artifacts
 from tasks.ledger.substeps import SubStep
+from tasks.policy.gguf_file import INSTALLED_BY, source_of
 from tasks.policy.load_model import load_policy, load_tokenizer
 from tasks.policy.tiny import build_policy
 from tasks.prepare import PrepareInputs, prepare
@@ -340,10 +340,9 @@ def cold_started(recipe_name: str, recipe: Recipe) -> tuple[Path, Path]:
 def require_package(recipe: Recipe) -> None:
     """Raise SystemExit, with the remedy, where the policy is a package that is not installed."""
     policy = recipe.prepare.policy
-    if not isinstance(policy, PretrainedPolicy) or not policy.name.isidentifier():
-        return
-    if not Path(policy.name).is_dir() and find_spec(policy.name) is None:
-        sys.exit(f"the package {policy.name} is missing: `make .venv/{SMOLLM}` installs it")
+    name = policy.name if isinstance(policy, PretrainedPolicy) else ""
+    if name in INSTALLED_BY and not Path(source_of(name)).is_dir():
+        sys.exit(f"the policy's package {name} is missing: {INSTALLED_BY[name]}")
 
 
 def cold(recipe: Recipe, folder: Path) -> Callable[[], Any]:

@@ -386,7 +386,8 @@ def test_a_real_models_cases_differ_in_precision_alone():
     )
 
 
-def test_a_package_that_is_missing_is_named_with_its_remedy():
+def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setitem(cases.INSTALLED_BY, "no_such_package", "make .venv/smollm")
     recipe = cases.load_recipe(cases.CASES["smollm"])
     policy = recipe.prepare.policy.model_copy(update={"name": "no_such_package"})
     without = recipe.model_copy(
