@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tasks.dialects.contract import Exchange
 from tasks.dialects.native import DIALECT, Native
 from tasks.dialects.tags import DIALECT as TAGS
 from tasks.dialects.tags import Tags
@@ -78,11 +79,21 @@ def test_qwen3_as_it_is():
 
 @pytest.mark.whole_files
 def test_gemma_3_as_it_is():
-    """It has no tools: the agent is told of them in the system message, or in tags."""
+    """Its template has no tools: the system message tells of them, and calls are text."""
     tokenizer = families.real_tokenizer("gemma3")
     plain = Native(renderer="default")
-    with pytest.raises(ValueError, match=r"does not name the tool python, .* describes no tools"):
-        DIALECT.open(plain, tokenizer, layout(), [PYTHON])
+    told = DIALECT.open(plain, tokenizer, layout(), [PYTHON])
+    asked = tokenizer.decode(told.prompt(QUESTION))
+    assert asked.startswith("<bos><start_of_turn>user\nBe brief.\n\nYou can call these tools:\n{")
+    call = '<tool_call>{"name": "python", "arguments": {"code": "7"}}</tool_call><end_of_turn>'
+    turn = np.array(tokenizer.encode(call, add_special_tokens=False), np.int32)
+    made = told.read(told.prompt(QUESTION), turn, call, "end")
+    assert made.calls == (Call("python", "7"),)
+    past = Exchange(turn, "", made.calls, (Observation(Outcome.OK, "7"),))
+    result = "<start_of_turn>user\n<tool_response>7</tool_response><end_of_turn>\n"
+    assert tokenizer.decode(told.restart(QUESTION, "", [past])) == (
+        f"{asked}{call}\n{result}<start_of_turn>model\n"
+    )
     header = "<start_of_turn>model\n"
     asked = "<bos><start_of_turn>user\nBe brief.\n\nHow many?<end_of_turn>\n" + header
     for dialect in (

@@ -58,6 +58,7 @@ def test_a_dialogue_with_a_call_goes_on_in_the_words_of_the_agent():
 
 
 OUTCOMES = {
+    "without its end": (CALL.removesuffix("</tool_call>"), Outcome.BAD_CALL),
     "unclosed": ('<tool_call>{"name": "python", "arg', Outcome.BAD_CALL),
     "no JSON": ('<tool_call>{"name" "python"}</tool_call>', Outcome.BAD_CALL),
     "no object": ("<tool_call>[1]</tool_call>", Outcome.BAD_CALL),
