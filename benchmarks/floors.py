@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.cases import BEAMLINE, BRANCHING, TRL
-from tasks.learning.packing import TREES_APART, lay_out, uncredited
+from tasks.learning.packing import lay_out, uncredited
 from tasks.policy.machine import PRECISION
 from tasks.trees.tree import Tree
 
@@ -56,12 +56,12 @@ def needed_operations(
 
 
 def counts(trees: Sequence[Tree]) -> tuple[int, int, int]:
-    """Count the different prefixes of the contexts of trees, their (query, visible key) pairs, and
-    those that end with a sampled token. A context begins anew at a fresh prompt."""
+    """Count the different prefixes of a batch's contexts, their (query, visible key) pairs, and the
+    prefixes that end with a sampled token. A context begins anew at a fresh prompt."""
     if not trees:
         return 0, 0, 0
     batch = [(uncredited(tree), range(len(tree.leaves))) for tree in trees]
-    layout = lay_out(batch, TREES_APART)  # as the published figures count
+    layout = lay_out(batch)
     return len(layout.tokens), int((layout.positions + 1).sum()), int(layout.sampled.sum())
 
 

@@ -448,7 +448,9 @@ def test_the_floor_counts_each_token_of_a_tree_once():
     tree = Tree(QUESTIONS[0], nodes, [3, 2])
     pairs = (1 + 2 + 3) + (4 + 5) + 4 + (6 + 7)
     assert floors.counts([tree]) == (8, pairs, 3)
-    assert floors.counts([tree, tree]) == (16, 2 * pairs, 6)
+    other = Tree(QUESTIONS[1], [node(-1, PROMPT, 3, 2), *nodes[1:]], [3, 2])
+    assert floors.counts([tree, other]) == (16, 2 * pairs, 6)
+    assert floors.counts([tree, tree]) == (8, pairs, 3)  # all of it is shared
     alike = Tree(QUESTIONS[0], [*nodes, node(0, TURN, 3)], [3, 2, 4])  # begins as the first does
     assert floors.counts([alike]) == (8, pairs, 4)
 
@@ -475,8 +477,8 @@ def test_operations_are_those_that_torch_counts(tiny, tokenizer):
 def test_a_group_without_spread_needs_no_update(tiny, tokenizer):
     config = build_policy(tiny, tokenizer, 0).config
     trees = [
-        Tree(QUESTIONS[0], [node(-1, PROMPT, 3), node(0, TURN, 2), node(0, TURN, 2)], [1, 2])
-        for _ in range(2)
+        Tree(QUESTIONS[0], [node(-1, PROMPT, 3, n), node(0, TURN, 2), node(0, TURN, 2)], [1, 2])
+        for n in range(2)
     ]
     both = floors.needed_operations(config, trees, [0.0, 1.0, 0.0, 1.0])
     one = floors.needed_operations(config, trees, [0.0, 1.0, 1.0, 1.0])
