@@ -1,8 +1,10 @@
-"""Draw the papers' figures again, from what a run has left in ``data/<recipe>``.
+"""Draw the papers' figures again, and print where the entropy rises, from what runs have left.
 
 ``beamline figures RECIPE`` writes ``reports/<recipe>/figures/*.png``: success against tool
 calls, episode length and training dynamics, entropy around tool results by tool, and the
-distribution of advantages at two updates. Nothing is computed anew, and no run is needed.
+distribution of advantages at two updates, from ``data/<recipe>``. Nothing is computed anew, and no
+run is needed. With several recipes, what is printed of them stands side by side: how much the
+entropy rises after tool results, and whether it rises where trajectories then end differently.
 A comparison's are drawn by ``beamline compare RECIPE --suite NAME --committed``.
 """
 
@@ -121,17 +123,30 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", help="params/<recipe>.yaml")
+    parser.add_argument("recipes", nargs="+", metavar="recipe", help="params/<recipe>.yaml")
+    names = parser.parse_args(arguments).recipes
     try:
-        drawn, missing = draw(parser.parse_args(arguments).recipe)
+        drawn = {name: draw(name) for name in dict.fromkeys(names)}
     except ValueError as error:
         print(f"figures: {error}", file=sys.stderr)
         return 2
-    for file in drawn:
-        print(file)
-    for reason in missing:
-        print(f"not drawn: {reason}")
+    for files, missing in drawn.values():
+        print(*files, *(f"not drawn: {reason}" for reason in missing), sep="\n")
+    print("", rises_of([*drawn]), sep="\n")
     return 0
+
+
+def rises_of(names: Sequence[str]) -> str:
+    """Return the table of the entropy after tool results, and why a run has no column in it."""
+    from flows.analysis import rises  # with pandas, which no figure waits for
+
+    measured, lines = {}, []
+    for name in names:
+        try:
+            measured[name] = rises.of_run(name)
+        except ValueError as error:
+            lines.append(str(error))
+    return "\n".join([*([rises.table(measured)] if measured else []), *lines])
 
 
 if __name__ == "__main__":

@@ -8,11 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import TURN, Node, Tree, acts, response_tokens, sampled
+from tasks.trees.tree import (
+    AFTER_RESULT,
+    TURN,
+    Decision,
+    Node,
+    Tree,
+    acts,
+    response_tokens,
+    sampled,
+)
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
 
 OUT_OF_STEPS = (Outcome.TRUNCATED, Outcome.TOO_MANY_CALLS)
+PERCENTILES = (5, 50, 95)
 PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
 
 
@@ -43,8 +53,39 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "entropy": _mean(np.concatenate([turn.entropies for turn in turns])),
         "entropy_before_result": _mean([float(turn[-window:].mean()) for turn in before]),
         "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
+        **rise_metrics([decision for tree in trees for decision in tree.decisions]),
         **(step_metrics(turns, leaves) if any(tree.of_world for tree in trees) else {}),
     }
+
+
+def rise_metrics(decisions: Sequence[Decision]) -> dict[str, float]:
+    """Return what the entropy does after tool results, and what ARPO's rule makes of it.
+
+    ``initial_entropy`` and ``result_entropy`` are the means of H_initial and H_t, ``entropy_rise``
+    of H_t - H_initial; ``rises`` is the share of results after which the entropy is higher,
+    ``branches_wanted`` of those at which the rule branches. Percentiles are those of the rise, and
+    of the rule's P. Results without a decision, and decisions at marks, do not count. {} for none.
+    """
+    judged = [decision for decision in decisions if decision.kind == AFTER_RESULT]
+    if not judged:
+        return {}
+    rises = [decision.rise for decision in judged]
+    probabilities = [decision.probability for decision in judged]
+    return {
+        "decisions": len(judged),
+        "initial_entropy": _mean([decision.initial_entropy for decision in judged]),
+        "result_entropy": _mean([decision.entropy for decision in judged]),
+        "entropy_rise": _mean(rises),
+        **_percentiles("entropy_rise", rises),
+        "rises": _mean([rise > 0 for rise in rises]),
+        **_percentiles("branch_probability", [p for p in probabilities if p is not None]),
+        "branches_wanted": _mean([decision.wanted for decision in judged]),
+    }
+
+
+def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    found = np.percentile(np.array(values, np.float64), PERCENTILES)
+    return {f"{name}_p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)}
 
 
 def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dict[str, float]:
@@ -131,6 +172,7 @@ def _mean(values: Sequence[float] | NDArray[np.float32]) -> float:
 COUNTS = (
     "leaves",
     "branches",
+    "decisions",
     "tool_calls",
     "tool_errors",
     "environment_steps",
@@ -139,11 +181,13 @@ COUNTS = (
 
 
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of several batches of one iteration: add counts, average the rest."""
-    return {
-        name: sum(entry[name] for entry in metrics) / (1 if name in COUNTS else len(metrics))
-        for name in metrics[0]
-    }
+    """Combine the metrics of several batches of one iteration: add counts, average the rest.
+
+    What a batch lacks, such as branching decisions, is combined of the others.
+    """
+    names = dict.fromkeys(name for entry in metrics for name in entry)
+    values = {name: [entry[name] for entry in metrics if name in entry] for name in names}
+    return {name: sum(of) / (1 if name in COUNTS else len(of)) for name, of in values.items()}
 
 
 def window_entropy(entropies: NDArray[np.float32], window: int) -> float:

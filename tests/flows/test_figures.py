@@ -22,7 +22,8 @@ def run(tmp_path, tokenizer, monkeypatch):
 def test_run_whose_last_policy_was_only_validated(run, capsys):
     run.write_text("iteration,success,tool_calls,validation_success\n0,0.5,3,\n1,,,0.25\n")
     assert figures.main(["smoke"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines, _, table = capsys.readouterr().out.partition("\n\n")
+    lines = lines.splitlines()
     assert [line.rpartition("/")[2] for line in lines[:-2]] == [
         *("success_by_calls.png", "entropy_by_tool.png", "advantages.png")
     ]
@@ -30,6 +31,7 @@ def test_run_whose_last_policy_was_only_validated(run, capsys):
         ["not drawn", " episode_length"],
         ["not drawn", " dynamics"],
     ]
+    assert "decisions after tool results" in table and "smoke" in table.splitlines()[0]
 
 
 def test_run_without_an_iteration_is_named(run, capsys):

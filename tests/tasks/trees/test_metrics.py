@@ -7,6 +7,7 @@ from tasks.trees.metrics import (
     PROFILE_BEFORE,
     around_results,
     entropy_profile,
+    rise_metrics,
     together,
     tree_metrics,
 )
@@ -65,9 +66,32 @@ def test_golden_metrics_of_a_small_tree():
             "entropy": (0.1 + 0.3 + 0.5 + 0.7 + 0.9 + 0.2 + 0.4) / 7,
             "entropy_before_result": (0.2 + 0.2) / 2,
             "entropy_after_result": (0.6 + 0.2 + 0.4) / 3,
+            "decisions": 1,
+            "initial_entropy": 0.2,
+            "result_entropy": 0.7,
+            **dict.fromkeys(["entropy_rise", *(f"entropy_rise_p{p}" for p in (5, 50, 95))], 0.5),
+            "rises": 1,
+            **{f"branch_probability_p{p}": 0.6 for p in (5, 50, 95)},
+            "branches_wanted": 1,
         },
         abs=1e-6,
     )
+
+
+def test_rises_are_those_after_results():
+    rises = [-0.002, -0.001, 0.0, 0.003]
+    decisions = [
+        Decision("entropy", 2, 0, 9, 0.004, 0.004 + rise, rise, 0.5 + 0.2 * rise, rise > 0, 0)
+        for rise in rises
+    ]
+    at_a_mark = Decision("mark", 2, 0, 9, 0.9, 0.0, -0.9, None, True, 1)
+    found = rise_metrics([*decisions, at_a_mark])
+    assert (found["decisions"], found["rises"], found["branches_wanted"]) == (4, 0.25, 0.25)
+    assert found["initial_entropy"] == pytest.approx(0.004)
+    assert found["entropy_rise"] == pytest.approx(found["result_entropy"] - 0.004) == 0
+    assert found["entropy_rise_p50"] == -0.0005
+    assert found["branch_probability_p5"] == pytest.approx(0.5 + 0.2 * found["entropy_rise_p5"])
+    assert rise_metrics([at_a_mark]) == {}
 
 
 def test_metrics_of_a_batch_weigh_leaves_not_trees():
@@ -199,7 +223,7 @@ def test_metrics_of_a_world(fresh):
         {"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [0.5, 0.0]}, fresh, cut=["AE"]
     )
     found = tree_metrics([tree], window=2)
-    plain = tree_metrics([small_tree()], window=2)
+    plain = tree_metrics([straight_tree()], window=2)
     assert list(found) == [*plain, "terminated", "truncated", "step_reward"]
     assert (found["tool_calls"], found["tool_errors"], found["environment_steps"]) == (7, 0, 7)
     assert found["tool_calls_a_leaf"] == found["episode_steps"] == pytest.approx(8 / 3)
@@ -228,7 +252,8 @@ def test_metrics_of_several_batches():
     assert (found["tool_errors"], found["sampled_tokens"]) == (1, 9)
     assert found["answer_rate"] == pytest.approx((0.5 + 1) / 2)
     assert found["response_tokens"] == pytest.approx((8.5 + 2) / 2)
-    counts = {name for name in found if found[name] == sum(b[name] for b in batches) != 0}
+    assert (found["decisions"], found["entropy_rise"]) == (1, 0.5), "of the batch that has some"
+    counts = {name for name in found if found[name] == sum(b.get(name, 0) for b in batches) != 0}
     assert set(COUNTS) <= counts
 
 
