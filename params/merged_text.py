@@ -214,6 +214,8 @@ def _flow(base: ParsedText, own: ParsedText, above: Path) -> str:
     for key, value in base.node.value:
         name = key.value
         text = base.text[value.start_mark.index : value.end_mark.index]
+        if is_dropped(name, base.values[name], own.values, above):
+            continue
         if name in own.values:
             path, inner = (*above, name), own.inner(name)
             way = way_of(path, base.values[name], inner.values, True)

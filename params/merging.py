@@ -25,6 +25,9 @@ KINDS: dict[Path, str] = {  # section -> its key that decides which others it ha
 NAMED = ("tools", "environment", "dialect")  # sections with entries by name
 ONE_NAME = ("environment", "dialect")  # of these, sections with one entry at most
 OF_ITS_RUNS = ("champion", "expect")  # what holds for the runs of the base alone
+BESIDE: dict[Path, tuple[str, ...]] = {  # key -> those beside it that it says more of
+    ("prepare", "policy", "origin"): ("name", "gguf"),
+}
 
 
 class Way(Enum):
@@ -52,7 +55,10 @@ def merge(base: Mapping[str, Any], own: Mapping[str, Any], above: Path = ()) -> 
 
 def is_dropped(key: str, value: Any, own: Mapping[str, Any], above: Path) -> bool:
     """Return whether a recipe does not take this key over from its base."""
-    return not above and key not in own and key in OF_ITS_RUNS and value is not None
+    if key in own or value is None:
+        return False
+    of_others = any(other in own for other in BESIDE.get((*above, key), ()))
+    return of_others or (not above and key in OF_ITS_RUNS)
 
 
 def way_of(path: Path, base: Any, own: Any, is_there: bool) -> Way:

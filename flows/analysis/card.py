@@ -1,7 +1,7 @@
 """Write the card of a trained policy, in the format of the Hugging Face hub.
 
-A card says what dvc.lock, the recipe and the reports of the run say. What these do not know, such
-as a licence, is left out.
+A card says what dvc.lock, the recipe and the reports of the run say, and what the base model says
+of itself (origin.py). What these do not know is left out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from flows.analysis import reading
+from flows.analysis.origin import HUB, PolicyOrigin, origin_of
 from flows.runs import cache, git, pipeline
 from params import recipe_files
 from params.run_folders import RunFolders
@@ -31,28 +32,32 @@ tokenizer = PreTrainedTokenizerFast.from_pretrained("<this folder>")
 ```"""
 
 
-def written(recipe: str, license: str | None = None) -> str:
+def written(recipe: str, license: str | None = None, loop: str = "") -> str:
     """Return the card of a recipe's trained policy as Markdown, with its metadata before it.
 
-    ``license``: an identifier of the hub, such as apache-2.0. Raises ValueError where the recipe
-    has not run, or the policy or the recipe are not those in dvc.lock.
+    ``license``: an identifier of the hub, such as apache-2.0. ``loop``: how the policy is asked
+    (card_code.py). Raises ValueError where the recipe has not run, or the policy or the recipe are
+    not those in dvc.lock.
     """
     file = whole_file(recipe, Path("params"))
     written = recipe_files.resolve(recipe, Path("params"))
     settings = written.values
     locked = _checked(recipe, file, settings)
     verdict = _json(RunFolders(recipe).verdict)
+    origin = origin_of(settings["prepare"]["policy"])
     table = RunFolders(recipe).table
     sections = {
-        "": _introduction(recipe, settings),
+        "": _introduction(recipe, settings, origin),
+        "Base model": _base_model(origin),
         "Load": LOAD,
+        "Ask": loop,
         "Evaluation": table.read_text().strip() if table.is_file() else "",
         "Verdict": _verdict(verdict),
         "Recipe": f"`{file}`:\n\n```yaml\n{written.text().strip()}\n```",
         "Data": _digests(recipe, locked),
-        "Origin": _origin(recipe, locked),
+        "PolicyOrigin": _origin(recipe, locked),
     }
-    metadata = _metadata(recipe, settings, verdict, license)
+    metadata = _metadata(recipe, settings, verdict, origin, license)
     text = "\n\n".join(
         f"## {title}\n\n{body}" if title else body for title, body in sections.items() if body
     )
@@ -109,15 +114,22 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _metadata(
-    recipe: str, settings: Mapping[str, Any], verdict: Mapping[str, Any], license: str | None
+    recipe: str,
+    settings: Mapping[str, Any],
+    verdict: Mapping[str, Any],
+    origin: PolicyOrigin,
+    license: str | None,
 ) -> ModelCardData:
-    """Return the metadata of the hub; the result is the verdict's measure, as a share."""
-    policy, algorithm = settings["prepare"]["policy"], settings["reinforce"]["algorithm"]
+    """Return the metadata of the hub; the result is the verdict's measure, as a share.
+
+    The licence is that of the base model, unless ``license`` says another one.
+    """
+    algorithm = settings["reinforce"]["algorithm"]
     results = [_result(recipe, verdict)] if verdict else None
     return ModelCardData(
-        base_model=policy["name"] if _on_hub(policy) else None,
-        base_model_revision=policy["revision"] if _on_hub(policy) else None,
-        license=license,
+        base_model=origin.base_model,
+        base_model_revision=origin.revision,
+        license=license or origin.license,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["beamline", "reinforcement-learning", "tool-use", algorithm],
@@ -137,23 +149,11 @@ def _result(recipe: str, verdict: Mapping[str, Any]) -> EvalResult:
     )
 
 
-def _on_hub(policy: Mapping[str, Any]) -> bool:
-    """Whether a policy's section names a commit of the hub, not a folder or random weights."""
-    return policy["kind"] == "pretrained" and policy["revision"] is not None
-
-
 # ---------------------------------------------------------------- sections
 
 
-def _introduction(recipe: str, settings: Mapping[str, Any]) -> str:
-    policy, learning = settings["prepare"]["policy"], settings["reinforce"]
-    began = (
-        f"{policy['name']} at `{policy['revision']}`"
-        if _on_hub(policy)
-        else f"`{policy['name']}`, a folder"
-        if policy["kind"] == "pretrained"
-        else "random weights"
-    )
+def _introduction(recipe: str, settings: Mapping[str, Any], origin: PolicyOrigin) -> str:
+    learning = settings["reinforce"]
     tools = [*(settings["tools"] or {}), *(settings.get("environment") or {})]
     acts = f" that acts with {', '.join(tools)}" if tools else ""
     cold_start = settings["cold_start"]
@@ -161,8 +161,18 @@ def _introduction(recipe: str, settings: Mapping[str, Any]) -> str:
     return (
         f"# {recipe}\n\nA language model{acts}, trained by reinforcement learning with Beamline: "
         f"{learning['iterations']} iterations of {learning['algorithm']}, {before}, "
-        f"from {began}."
+        f"from {origin.described}."
     )
+
+
+def _base_model(origin: PolicyOrigin) -> str:
+    """Return what is known of the model that training began with; "" where nothing is."""
+    lines = []
+    if origin.base_model:
+        lines.append(f"- Model: [{origin.base_model}]({HUB}/{origin.base_model})")
+    if origin.license:
+        lines.append(f"- Licence: {origin.license}, which is stated in {origin.stated_in}")
+    return "\n".join(lines)
 
 
 def _verdict(verdict: Mapping[str, Any]) -> str:

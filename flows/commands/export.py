@@ -33,6 +33,7 @@ from flows.tracking.progress import Progress
 from params.run_folders import RunFolders
 from tasks import recipes
 from tasks.rewards.contract import was_scored
+from tasks.trees.tables import load_questions
 from tasks.trees.words import printable
 
 HERE = Path()
@@ -124,13 +125,24 @@ def write_policy(name: str, license: str | None, target: Path) -> None:
 
     Raises ValueError where the run is not there, or is not the one in dvc.lock.
     """
-    text = card.written(name, license)
+    text = card.written(name, license, _loop(name))
     target.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(target) as partial:
         shutil.copytree(RunFolders(name).trained, partial, copy_function=linked)
         (partial / "README.md").write_text(text)
         files.remove(target)
     print(f"{target}: the trained policy and its card")
+
+
+def _loop(name: str) -> str:
+    """Return how the policy of a recipe is asked, with a question of its test split."""
+    from flows.analysis import card_code
+
+    recipe, file = recipes.load(name, Path("params")), RunFolders(name).split("test")
+    if not file.is_file():
+        return ""
+    specs, questions = reading.specs_of(name, HERE), load_questions(file)
+    return card_code.loop(recipe, specs, questions[0].text)
 
 
 def linked(source: str, target: str) -> None:

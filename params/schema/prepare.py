@@ -43,6 +43,8 @@ class PretrainedPolicy(Frozen):
     revision: str | None  # commit on the hub; null: a folder
     context: Positive  # tokens
     gguf: Annotated[str, Field(pattern=r"^[\w.-]+\.gguf$")] | None = None  # the file in it
+    # Its name on the hub, where ``name`` is another one, for cards; it decides no result.
+    origin: Annotated[Reference | None, Field(exclude=True)] = None
 
 
 Policy = Annotated[TinyPolicy | PretrainedPolicy, Field(discriminator="kind")]

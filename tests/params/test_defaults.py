@@ -47,7 +47,7 @@ def written(name, **changes):
 
 SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)
 NONE = written("tiny", prepare__intake=None, reinforce__validation=None)
-PRETRAINED = written("gsm8k", prepare__policy__gguf=None)
+PRETRAINED = written("gsm8k", prepare__policy__gguf=None, prepare__policy__origin=None)
 WRITTEN = {"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED}
 
 

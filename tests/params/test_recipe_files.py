@@ -99,6 +99,30 @@ def test_what_holds_for_runs_of_the_base_is_not_inherited(folder):
     assert written(folder, "base: tiny\nexpect: little\n").values["expect"] == "little"
 
 
+def test_the_origin_of_a_policy_is_not_that_of_another_one(folder):
+    policy = {"kind": "pretrained", "name": "a_package", "revision": None, "context": 512}
+    policy |= {"gguf": "it.gguf", "origin": "maker/model"}
+    braces = f"base: tiny\nprepare: {{policy: {json.dumps(policy)}}}\n"
+    lines = "\n".join(f"    {key}: {json.dumps(value)}" for key, value in policy.items())
+    for text in (braces, f"base: tiny\nprepare:\n  policy:\n{lines}\n"):
+        written(folder, text, "middle")
+        inherits_origins(folder)
+
+
+def inherits_origins(folder):
+    for changed, kept in (
+        ("context: 256", True),
+        ("name: b_package", False),
+        ("gguf: other.gguf", False),
+        ("name: b_package, origin: other/model", "other/model"),
+    ):
+        resolved = written(folder, f"base: middle\nprepare: {{policy: {{{changed}}}}}\n")
+        origin = resolved.values["prepare"]["policy"].get("origin")
+        assert origin == {True: "maker/model", False: None}.get(kept, kept)
+        whole = strict_yaml.parse(resolved.text(), "it")
+        assert whole["prepare"]["policy"].get("origin") == origin
+
+
 def test_base_of_a_base(folder):
     written(folder, "base: tiny\nseed: 1\nmachine: {threads: 1}\n", "middle")
     resolved = written(folder, "# mine\nbase: middle\nmachine: {threads: 3}\n")

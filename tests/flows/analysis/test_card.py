@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from flows.analysis import card
+from flows.analysis.origin import PolicyOrigin
 from flows.runs import cache
 from tests import toy_project as toy
 from tests.params.edits import REMOVED, edited
@@ -58,4 +59,25 @@ def test_introduction_says_what_training_began_with(cold_start, said):
         "tools": {"python": {}},
         "cold_start": cold_start,
     }
-    assert said in card._introduction("mine", settings)
+    assert said in card._introduction("mine", settings, PolicyOrigin("random weights"))
+
+
+def test_the_base_models_licence_holds_unless_another_is_given():
+    origin = PolicyOrigin(
+        "a file", "maker/model", "abc", "apache-2.0", "`general.license` of the file"
+    )
+    settings = {"reinforce": {"algorithm": "grpo"}}
+    for given, held in ((None, "apache-2.0"), ("mit", "mit")):
+        data = card._metadata("mine", settings, {}, origin, given)
+        assert (data.license, data.base_model, data.base_model_revision) == (
+            held,
+            "maker/model",
+            "abc",
+        )
+    assert card._base_model(origin).splitlines() == [
+        "- Model: [maker/model](https://huggingface.co/maker/model)",
+        "- Licence: apache-2.0, which is stated in `general.license` of the file",
+    ]
+    nothing = PolicyOrigin("random weights")
+    assert card._base_model(nothing) == ""
+    assert card._metadata("mine", settings, {}, nothing, None).license is None
