@@ -6,7 +6,7 @@ and what it took to ``reports/<recipe>/agents.md`` and ``.json``. ``--model`` na
 those of the recipe (initial, cold_start, trained), folders, or the address of a server that speaks
 OpenAI's protocol. ``--sets gsm8k/test bamboogle/test`` asks other questions, by rows of
 params/benchmarks.yaml. ``--model initial trained --agents bare --sets gsm8k/test`` is what training
-has changed on a set that it has not seen.
+has changed on a set that it has not seen; ``--set dialogue.turn_tokens=256`` gives longer turns.
 
 ``--pages snippets full condensed`` compares how documents enter the context of agents that search:
 as the search shows them, with pages in full, or with pages condensed, by each model of
@@ -319,6 +319,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--most-tokens", type=int, metavar="N", help="budget of their tokens")
     add("--sets", nargs="+", default=[], metavar="SET", help="kinds, or set/split of benchmarks")
     add("--questions", type=int, metavar="N", help="of each set, at most")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="values of the recipe, for this")
     add("--trials", type=int, default=3, metavar="N", help="of reflexion, at most (3)")
     add("--oracle", action="store_true", help="the gold answer decides on another trial")
     add("--failed-as-wrong", action="store_true", help="count tasks that the model did not answer")
@@ -342,7 +343,7 @@ def checked(args: argparse.Namespace, ledger: Ledger) -> Trying:
     Raises ValueError with all faults, one line each.
     """
     params = Path("params")
-    recipe = recipes.load(args.recipe, params)
+    recipe = recipes.load_changed(args.recipe, args.set, params)
     args.agents = args.agents or [name for name in AGENTS if not _unfit(name, recipe)]
     faults = [fault for name in args.agents for fault in _unfit(name, recipe)]
     faults += _option_faults(args, recipe)

@@ -128,6 +128,17 @@ def test_several_models_stand_one_below_the_other(checkout):
     assert "Model: ignorant, knowing." in (checkout / "reports/tiny-search/agents.md").read_text()
 
 
+def test_values_of_the_recipe_change_for_the_call(checkout, capsys):
+    with open_chat_server(Knowing(golds(checkout))) as server:
+        more = ["--agents", "direct", "--sets", "hotpotqa/test"]
+        for tokens in (77, 78):
+            assert ask(server, *more, "--set", f"dialogue.turn_tokens={tokens}") == 0
+        assert [one["max_tokens"] for one in server.requests] == [77] * 4 + [78] * 4
+        assert ask(server, *more, "--set", "dialogue.turn_token=9") == 2
+    assert "dialogue.turn_token=9" in capsys.readouterr().err
+    assert "77" not in (checkout / "params/tiny-search.yaml").read_text()
+
+
 def test_one_name_for_two_models_is_refused(checkout, capsys):
     assert agents.main(["tiny-search", "--model", "initial", "trained", "--name", "both"]) == 2
     assert "--name both: it names one model; of several, write URL#NAME" in capsys.readouterr().err
