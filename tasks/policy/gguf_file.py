@@ -73,6 +73,7 @@ def load(name: str, file: str, revision: str | None) -> Any:
         with initialization.no_init_weights():
             model = transformers.AutoModelForCausalLM.from_config(type(read.config)(**config))
         model.load_state_dict(read.state_dict())
+        model.tie_weights()  # else a head that is the embedding is saved, and kept, twice
     return model
 
 
