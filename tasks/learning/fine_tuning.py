@@ -1,9 +1,9 @@
-"""Supervised fine-tuning over several processes that learn together. Torch only.
+"""Supervised fine-tuning, in one process or in several that learn together. Torch only.
 
-In one process the cold start is transformers' ``Trainer``. On a CPU that has no FSDP2, and it
-cannot resume a model that is sharded when it is loaded; so several processes learn from traces as
-they learn from trees. Order, schedule and optimizer are the ``Trainer``'s, and so is the result,
-but for the rounding of sums and for dropout, which there is none of here.
+A trace is a tree of one leaf, and learned from as trees are: tokens that the traces of a step share
+at their beginning, such as a system message, are computed once, and only tokens that the agent
+learns to write have logits. Order, schedule and optimizer are those of transformers' ``Trainer``,
+and so is the result, but for the rounding of sums and for dropout, which there is none of here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,24 @@ class FineTuning:
     seed: int
     machine: Machine
 
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Return the traces."""
+        return [*read_rows(self.traces)]
+
+
+def begin() -> None:
+    """Leave nothing in memory of what has learned here before."""
+    resident.POLICIES.clear()
+
 
 def train(policy: Path, training: FineTuning, end: int) -> list[float]:
     """Train the policy of a checkpoint, or the first one, until it has made ``end`` steps.
 
     It stays in memory and goes on there with the next call. Return the loss of each step.
     """
-    rows = read_rows(training.traces)
-    learning = _learner(policy, training, rows)
+    rows = training.rows
+    learning = _learner(policy, training)
     learning.changed = True
     learning.model.eval()  # without dropout, which trees cannot have
     losses = []
@@ -80,13 +91,14 @@ def finish(policy: Path, training: FineTuning, folder: Path) -> None:
     resident.POLICIES.clear()
 
 
-def _learner(policy: Path, training: FineTuning, rows: Sequence[Row]) -> resident.Learner:
+def _learner(policy: Path, training: FineTuning) -> resident.Learner:
     """Return the policy as it learned last, or as its checkpoint has it."""
     learning = resident.POLICIES.learner
     if learning is None or learning.folder != policy:
         learning = resident.POLICIES.load_learner(policy, training.machine)
         checkpoint.shard(learning)
-        checkpoint.prepare_optimizer(learning, optimizer_settings(training.settings, 0, rows))
+        settings = optimizer_settings(training.settings, 0, training.rows)
+        checkpoint.prepare_optimizer(learning, settings)
     return learning
 
 
@@ -129,8 +141,12 @@ def optimizer_settings(settings: ColdStart, number: int, rows: Sequence[Row]) ->
 
 
 def tree_of(row: Row) -> Credited:
-    """Return a trace as a tree of one leaf; its own tokens have the advantage 1."""
+    """Return a trace as a tree of one leaf; its own tokens have the advantage 1.
+
+    The first token is never learned: nothing comes before it that could predict it.
+    """
     trained = np.array(row["trained"], bool)
+    trained[:1] = False
     ends = [*(np.flatnonzero(np.diff(trained)) + 1), len(trained)]
     nodes: list[Node] = []
     for first, end in zip([0, *ends], ends, strict=False):
@@ -147,12 +163,13 @@ def imitate(
     learning: resident.Learner, trees: Sequence[Credited], settings: Update, machine: Machine
 ) -> float:
     """Take one optimizer step on traces; return the mean of -log pi over the traces' own tokens."""
-    tokens = sum(len(credit.advantages) for tree in trees for credit in tree.credits)
+    trees = [tree for tree in trees if any(len(credit.advantages) for credit in tree.credits)]
+    tokens = max(1, sum(len(credit.advantages) for tree in trees for credit in tree.credits))
 
     def share(forest: Forest) -> tuple[Tensor, dict[str, float]]:
         logprobs = passes.forest_logprobs(learning.model, forest, 1.0, machine)
         return -logprobs[forest.entries][forest.views][forest.mask].sum() / tokens, {}
 
     metrics_of_forests = gradients.accumulate(learning, trees, share, settings, machine)
-    gradients.apply_gradients(learning, settings)
+    gradients.apply_gradients(learning, settings, "cold_start.learning_rate, or look at the traces")
     return math.fsum(metrics["loss"] for metrics in metrics_of_forests)

@@ -17,6 +17,8 @@ from tasks.policy import sharding, world
 from tasks.policy.parallel import side_by_side
 from tasks.policy.resident import Learner
 
+OF_AN_UPDATE = "reinforce.update.learning_rate, or look at the newest trees in the ledger"
+
 
 def accumulate(
     learner: Learner,
@@ -89,18 +91,17 @@ def _plus(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one.add_(other)
 
 
-def apply_gradients(learner: Learner, settings: Update) -> float:
+def apply_gradients(learner: Learner, settings: Update, to_lower: str = OF_AN_UPDATE) -> float:
     """Clip gradients, warm up, step; return the gradient norm before clipping.
 
-    Raises RuntimeError if the norm is not finite.
+    Raises RuntimeError if the norm is not finite, with what the user may lower or look at.
     """
     assert learner.optimizer
     weights = weights_of(learner.optimizer)
     norm = float(sharding.whole(torch.nn.utils.clip_grad_norm_(weights, settings.gradient_clip)))
     if not math.isfinite(norm):
         raise RuntimeError(
-            f"the gradient of update {learner.updates + 1} is {norm}: lower "
-            "reinforce.update.learning_rate, or look at the newest trees in the ledger"
+            f"the gradient of update {learner.updates + 1} is {norm}: lower {to_lower}"
         )
     learner.updates += 1
     share = min(1.0, learner.updates / max(1, settings.warmup_updates))

@@ -18,7 +18,7 @@ import importlib
 import importlib.metadata
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -43,15 +43,8 @@ FLAGGED = (  # transformers imports them if they are there
     "torchvision",  # images; vLLM for a GPU brings it
 )
 ABSENT = (*FLAGGED, "trio")  # which httpcore2 can use in place of asyncio
-OF_TRAINER = ("datasets", "peft", "scipy", "sklearn")  # it imports them if they are there
-OF_ACCELERATE = ("boto3",)  # its command line, which comes with it, asks Amazon's machines
 COMPILER = "torch._dynamo"
 SHARDED_TENSORS = "torch.distributed.tensor"
-ONLY_WITH = (  # questions about a model: where they are asked, and what they import to answer
-    ("accelerate.utils.other", "is_compiled_module", COMPILER),
-    ("accelerate.utils.other", "has_compiled_regions", COMPILER),
-    ("accelerate.utils.other", "is_torch_distributed_available", "torch.distributed.fsdp"),
-)
 MASKS = f"{COMPILER}._trace_wrapped_higher_order_op"
 SHARED = (  # what all architectures import
     "transformers.generation.utils",
@@ -88,26 +81,6 @@ def _import_lean() -> None:
         for name in SHARED:
             importlib.import_module(name)
     _ask_anew(FLAGGED)
-
-
-def import_trainer() -> None:
-    """Import ``Trainer`` and what belongs to it, before ``transformers.Trainer`` does."""
-    _ask_anew(OF_TRAINER)
-    with instead(dict.fromkeys((*OF_TRAINER, *OF_ACCELERATE))):
-        importlib.import_module("transformers.trainer")
-    _ask_anew(OF_TRAINER)
-    for module, name, package in ONLY_WITH:
-        target_module: Any = sys.modules[module]
-        setattr(target_module, name, _only_with(package, getattr(target_module, name)))
-
-
-def _only_with(package: str, question: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a question whose answer is no as long as nothing has imported a package."""
-
-    def answer(*arguments: Any, **named: Any) -> bool:
-        return package in sys.modules and question(*arguments, **named)
-
-    return answer
 
 
 @contextmanager

@@ -77,19 +77,5 @@ def of(model: Any) -> TokenIds:
     return noted or TokenIds(_rows(model))
 
 
-def imitation_loss(model: Any) -> None:
-    """Have the policy's own loss, of labels, be over the ids that have a token, too."""
-    ids, whole = of(model), model.loss_function
-    if ids == TokenIds(_rows(model)):
-        return
-
-    def masked(logits: Tensor, labels: Tensor, vocab_size: int, **others: Any) -> Tensor:
-        del vocab_size  # rows
-        loss: Tensor = whole(ids.only(logits).contiguous(), labels, ids.end, **others)
-        return loss
-
-    model.loss_function = masked
-
-
 def _rows(model: Any) -> int:
     return int(model.get_output_embeddings().weight.shape[0])

@@ -1,3 +1,4 @@
+import copy
 import os
 import shutil
 import signal
@@ -10,21 +11,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks import families
 from flows.runs import ledger_mirror
 from params.schema.base import Machine
 from params.schema.cold_start import ColdStart
-from tasks import cold_start as verb
-from tasks.cold_start import IGNORED, ColdStartInputs, Traces, cold_start
+from tasks.cold_start import ColdStartInputs, cold_start
+from tasks.learning import fine_tuning, passes
 from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import Ledger, SubStep, newest_checkpoint
+from tasks.policy import checkpoint
 from tasks.policy.load_model import load_tokenizer
+from tasks.policy.resident import Learner
 from tasks.policy.small_copy import small_copy
 from tasks.trees.tables import write_table
+from tasks.trees.tree import PROMPT, RESULT, TURN
 from tests.launch_learners import forked_learners
 from tests.learner_processes import kill_once
 
@@ -84,10 +88,12 @@ def train(initial, rows, settings=SETTINGS, machine=MACHINE, **watch):
         return cold_start(step, inputs, **watch)
 
 
-def test_labels_are_the_agents_own_tokens_and_nothing_else():
-    traces = Traces([{"tokens": [7, 8, 9, 10], "trained": [False, True, False, True]}])
-    assert len(traces) == 1
-    assert traces[0] == {"input_ids": [7, 8, 9, 10], "labels": [IGNORED, 8, IGNORED, 10]}
+def test_a_trace_is_a_tree_of_its_own_tokens_and_nothing_else():
+    row = {"question_id": "q", "tokens": [7, 8, 9, 10, 11], "trained": [0, 1, 1, 0, 1]}
+    made = fine_tuning.tree_of(row)
+    parts = [(node.kind, node.tokens.tolist()) for node in made.tree.nodes]
+    assert parts == [(PROMPT, [7]), (TURN, [8, 9]), (RESULT, [10]), (TURN, [11])]
+    assert [credit.advantages.tolist() for credit in made.credits] == [[1, 1, 1]]
 
 
 @torch.no_grad()
@@ -101,32 +107,60 @@ def loss_of_rows(model, rows):
     return float(torch.stack(terms).mean())
 
 
-def test_the_loss_of_a_batch_is_that_of_its_own_tokens(initial):
-    rows = made_traces(3)
-    model = AutoModelForCausalLM.from_pretrained(initial)
-    data = Traces(rows)
-    batch = verb._collator(AutoTokenizer.from_pretrained(initial))([data[i] for i in range(3)])
-    with torch.no_grad():
-        loss = float(model(**batch).loss)
-    assert loss == pytest.approx(loss_of_rows(model, rows), abs=1e-5)
+# learned positions; windows; states, convolutions and decays; one that learns as rows; experts
+KINDS = ["gpt2", "mistral", "qwen3_5_text", "lfm2", "jamba", "falcon_mamba", "qwen3_moe"]
 
 
-# learned positions; states, convolutions and decays that padding would move or spoil
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3_5_text", "lfm2", "jamba"])
-def test_padding_changes_no_loss_on_whatever_side_the_tokenizer_has_it(kind, initial):
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_of_a_batch_is_that_of_its_own_tokens(kind):
+    """Whatever the traces share; a first token that is marked, and a trace without own tokens."""
     model = small_copy(families.config_of(kind), 2**20)
-    tokenizer = AutoTokenizer.from_pretrained(initial, padding_side="left")
+    learner = Learner(Path("policy"), model, None)
     random = np.random.default_rng(0)
+    system = random.integers(3, 60, 20).tolist()
     rows = [
-        {"tokens": random.integers(3, 60, n).tolist(), "trained": [False] * 3 + [True] * (n - 3)}
-        for n in (5, 23, 70)
+        {"question_id": "q", "tokens": [*system, *more], "trained": [False] * 22 + [True] * (n - 2)}
+        for n, more in ((n, random.integers(3, 60, n).tolist()) for n in (5, 23, 70))
     ]
-    data = Traces(rows)
-    batch = verb._collator(tokenizer)([data[i] for i in range(3)])
-    with torch.no_grad():
-        loss = float(model(**batch).loss)
-    assert loss == pytest.approx(loss_of_rows(model, rows), abs=1e-5)
-    assert tokenizer.padding_side == "left"
+    rows += [{"question_id": "q", "tokens": [4, 5, 6], "trained": [True, False, True]}]
+    rows += [{"question_id": "q", "tokens": [4, 5, 6], "trained": [False] * 3}]
+    expected = loss_of_rows(model, [*rows[:3], {**rows[3], "trained": [False, False, True]}])
+    settings = fine_tuning.optimizer_settings(SETTINGS, 3, rows)
+    checkpoint.prepare_optimizer(learner, settings)
+    batch = [fine_tuning.tree_of(row) for row in rows]
+    loss = fine_tuning.imitate(learner, batch, settings, MACHINE)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert fine_tuning.imitate(learner, batch[:3], settings, MACHINE) < expected
+
+
+def test_a_system_message_is_computed_once_and_only_own_tokens_have_logits(policy, monkeypatch):
+    random = np.random.default_rng(1)
+    rows = [
+        {
+            "question_id": "q",
+            "tokens": [*range(5, 30), *random.integers(30, 270, 20).tolist()],
+            "trained": [False] * 35 + [True] * 10,
+        }
+        for _ in range(4)
+    ]
+    seen = []
+    logprobs = passes.token_logprobs
+
+    def watched(model, states, targets, *rest):
+        seen.append(len(targets))
+        return logprobs(model, states, targets, *rest)
+
+    def computed(forest):
+        seen.append(forest.tokens.shape[1])
+
+    monkeypatch.setattr(passes, "token_logprobs", watched)
+    monkeypatch.setattr(passes, "remember", computed)
+    monkeypatch.setattr(passes, "lanes", lambda device, pieces: 1)
+    learner = Learner(Path("policy"), copy.deepcopy(policy), None)
+    settings = fine_tuning.optimizer_settings(SETTINGS, 0, rows)
+    checkpoint.prepare_optimizer(learner, settings)
+    fine_tuning.imitate(learner, [fine_tuning.tree_of(row) for row in rows], settings, MACHINE)
+    assert seen == [25 + 4 * 20, 4 * 10]
 
 
 def test_rows_without_a_token_are_not_trained(initial, folder):
@@ -294,15 +328,15 @@ def test_a_training_that_was_killed_here_goes_on_elsewhere(initial, folder, unbr
     ]
 
 
-def test_a_training_that_was_killed_at_its_very_end_need_not_train(
+def test_a_training_that_was_killed_at_its_very_end_repeats_the_steps_since_its_checkpoint(
     initial, folder, unbroken, monkeypatch
 ):
-    # all steps are done and the last checkpoint is whole, but no record has been written
+    # all steps are done, but no record has been written
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "finish", lambda *_: pytest.fail("the end"))
         with pytest.raises(pytest.fail.Exception, match="the end"):
             train(initial, made_traces())
-    assert checkpoints()[-1] == "checkpoint-6"
+    assert checkpoints() == ["checkpoint-2", "checkpoint-4"]
     made = train(initial, made_traces())
     assert made["artifacts"]["policy"]["digest"] == unbroken["artifacts"]["policy"]["digest"]
     assert made["metrics"] == unbroken["metrics"]
@@ -318,6 +352,18 @@ def test_the_newest_whole_checkpoint_is_taken(tmp_path):
             Ledger().seal(checkpoint)
     (tmp_path / "checkpoint-120" / "model.safetensors").write_bytes(b"the weig")  # truncated
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoint-100"
+
+
+OF_TRAINER = {  # what transformers' Trainer (5.19) made of the same: loss and rate of each step
+    "loss": [5.751841, 5.775801, 5.702085, 4.944730, 4.927778, 5.047452],
+    "learning_rate": [0.0, 0.01, 0.009045085, 0.006545085, 0.003454915, 0.0009549150],
+}
+
+
+@pytest.mark.parametrize("name", OF_TRAINER)
+def test_order_schedule_and_optimizer_are_those_of_the_trainer(name, unbroken):
+    found = [point[name] for point in unbroken["curve"]]
+    np.testing.assert_allclose(found, OF_TRAINER[name], rtol=1e-5)
 
 
 def test_a_single_step_has_a_curve(initial, folder):

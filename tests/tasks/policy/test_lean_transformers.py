@@ -71,14 +71,6 @@ folder = tempfile.gettempdir()  # nothing is written
 arguments = transformers.TrainingArguments(folder, use_cpu=True, report_to=[])
 print(transformers.Trainer(model, arguments).accelerator.num_processes)
 """
-TRAINER_ALONE = f"""
-from tasks.policy import lean_transformers
-transformers.utils.is_peft_available()
-lean_transformers.import_trainer()
-transformers.Trainer, transformers.TrainingArguments
-assert transformers.utils.is_peft_available()
-{MODULES}
-"""
 
 
 def outputs_of(code: str, parts: dict[str, str], folder: Path | None = None) -> dict[str, Any]:
@@ -111,7 +103,6 @@ def lean() -> dict[str, Any]:
         "other": SIZES + OTHER_ARCHITECTURE,
         "compiled": COMPILED,
         "trainer": SIZES + TRAINER,
-        "trainer alone": TRAINER_ALONE,
     }
     return outputs_of(LEAN, parts)
 
@@ -146,12 +137,6 @@ def test_compiles_afterwards(lean: dict[str, Any]) -> None:
 
 def test_trainer_finds_accelerate(lean: dict[str, Any]) -> None:
     assert lean["trainer"] == 1
-
-
-def test_trainer_comes_with_accelerate_alone(lean: dict[str, Any]) -> None:
-    loaded = {*lean["trainer alone"]}
-    assert "accelerate" in loaded
-    assert not {"botocore", "datasets", "pandas", "peft", "sklearn", "torch._dynamo"} & loaded
 
 
 def test_earlier_import_stays(plain: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tasks.cold_start import IGNORED
 from tasks.engines import SamplingRequest
 from tasks.engines.transformers import decoder as decoders
 from tasks.engines.transformers import transformers_engine
@@ -219,16 +218,3 @@ def test_their_rows_get_no_gradient(folder):
     run(learning, trees_of(learning), settings, loss)
     assert torch.equal(head[unknown], before[unknown])
     assert not torch.equal(head, before)
-
-
-def test_imitation_is_of_tokens_alone(learning, initial):
-    model, tokens = learning.model.eval(), np.arange(3, 30, dtype=np.int32)
-    labels = torch.from_numpy(tokens).long()[None].clone()
-    labels[0, :10] = IGNORED
-    token_ids.imitation_loss(model)
-    loss = model(input_ids=torch.from_numpy(tokens).long()[None], labels=labels).loss
-    assert float(loss) == pytest.approx(-plain(learning, tokens, 1.0)[0][9:].mean(), abs=1e-5)
-    whole = load_policy(initial, MACHINE)
-    before = whole.loss_function
-    token_ids.imitation_loss(whole)
-    assert whole.loss_function == before
