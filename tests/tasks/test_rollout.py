@@ -18,6 +18,7 @@ from params.schema.agent import Agent, Dialogue, EngineSettings
 from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.tags import Tags
+from tasks.engines.transformers import decoder
 from tasks.environments.question import Questions
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -442,6 +443,7 @@ def test_in_bf16_a_copy_samples_and_is_given_up_at_once(arguments, monkeypatch, 
 
     make = resident.to_sample
     monkeypatch.setattr(resident, "to_sample", to_sample)
+    monkeypatch.setattr(decoder, "ARCHITECTURES", ())  # whose weights are cast one by one
     half = MACHINE.model_copy(update={"precision": "bfloat16", "threads": threads})
     torch.set_num_threads(threads)
     gc.disable()

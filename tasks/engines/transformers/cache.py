@@ -2,9 +2,9 @@
 
 A row of the cache belongs to paths whose tokens are the same so far. It is computed once for all of
 them: the prompt, and what they sample until they draw different tokens, where the row is copied
-(rows.py). Rows are not padded; those that still sample are in front, so that a step computes them
-only. A later turn feeds only the tokens that its row has not seen: the last sampled one and the
-tool result.
+(rows.py). What different prompts begin with is computed once, too (prefixes.py). Rows are not
+padded; those that still sample are in front, so that a step computes them only. A later turn feeds
+only the tokens that its row has not seen: the last sampled one and the tool result.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.engines.contract import Sample, SamplingRequest
+from tasks.engines.transformers import prefixes
 from tasks.engines.transformers.drawing import Drawing, Turns
 from tasks.engines.transformers.rows import Copies, Rows, Wanted
 from tasks.policy.routed_experts import RoutedShape
@@ -89,14 +90,14 @@ def _zeros(size: int, like: Tensor) -> Tensor:
 
 
 class RaggedCache:
-    """Keys and values, [layers, rows, 2 x key-value heads, positions, head size].
+    """Keys and values, [layers, 2, rows, key-value heads, positions, head size].
 
     transformers takes it as ``past_key_values`` and calls ``update``.
     """
 
     def __init__(self, network: Network, rows: int, positions: int, spare: SpareMemory) -> None:
-        heads = 2 * network.key_value_heads  # heads of the keys first
-        shape = (network.layers, rows, heads, positions, network.head_size)
+        heads = network.key_value_heads
+        shape = (network.layers, 2, rows, heads, positions, network.head_size)
         size = math.prod(shape)
         self.memory = spare.take(size, network.like)
         self.store = self.memory[:size].view(shape)
@@ -107,29 +108,40 @@ class RaggedCache:
         self.rows: Tensor | slice = slice(0, 0)  # the rows that are being fed
         self.positions = torch.zeros(0, 0, dtype=torch.long)  # [rows, fed] to write at
         self.visible = 0  # positions that any row may attend to
+        self.shared = 0  # first positions that hold the same in all rows that are fed
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
         """Write key and value [rows, heads, fed, head size]; return all visible ones."""
-        return self.write(torch.cat((key, value), 1), layer)
+        new = torch.stack((key, value), 1).permute(0, 3, 1, 2, 4).flatten(0, 1)
+        self.write(new, layer, *self.places())
+        return self.seen(layer)
 
-    def write(self, new: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Do the same with key and value in one tensor [rows, 2 x heads, fed, head size]."""
-        where = self.positions[:, None, :, None].expand_as(new)
-        seen = self.store[layer, self.rows]  # rows in front are a view, others a copy
-        seen.scatter_(2, where, new)
-        if not isinstance(self.rows, slice):
-            self.store[layer, self.rows] = seen
-        keys, values = seen[:, :, : self.visible].chunk(2, 1)
+    def places(self, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the row and the position of each token that is fed, of all or of ``real`` ones."""
+        rows = self.row_numbers()[:, None].expand_as(self.positions).flatten()
+        positions = self.positions.flatten()
+        return (rows, positions) if real is None else (rows[real], positions[real])
+
+    def row_numbers(self) -> Tensor:
+        """Return the rows that are being fed. [rows]"""
+        if isinstance(self.rows, slice):
+            return torch.arange(self.rows.stop, device=self.store.device)
+        return self.rows
+
+    def write(self, new: Tensor, layer: int, rows: Tensor, positions: Tensor) -> None:
+        """Write keys and values [tokens, 2, heads, head size], each to its row and position."""
+        self.store[layer][:, rows, :, positions] = new
+
+    def seen(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [rows, heads, visible, head size]; of rows in front, views."""
+        keys, values = self.store[layer][:, self.rows, :, : self.visible]
         return keys, values
 
     def note(self, chosen: Tensor) -> None:
         """Keep the experts [rows x fed, routers, chosen] of the tokens that have just been fed."""
         assert self.experts is not None, "only a network with routers notes them"
-        rows = self.rows
-        if isinstance(rows, slice):
-            rows = torch.arange(rows.stop, device=chosen.device)
         fed = chosen.unflatten(0, self.positions.shape)
-        self.experts[rows[:, None], self.positions] = fed
+        self.experts[self.row_numbers()[:, None], self.positions] = fed
 
     def experts_of(self, row: int, length: int) -> NDArray[Any] | None:
         """Return the experts [length, routers, chosen] of the first tokens of a row."""
@@ -138,8 +150,11 @@ class RaggedCache:
     def copy(self, copies: Copies) -> None:
         """Copy beginnings of rows to other rows; a row may be both source and target."""
         if copies.source:
-            taken = self.store[:, copies.source, :, : copies.positions]
-            self.store[:, copies.target, :, : copies.positions] = taken
+            beginnings = self.store[:, :, :, :, : copies.positions]
+            both = set(copies.source) & set(copies.target)
+            taken = {row: beginnings[:, :, row].clone() for row in both}
+            for source, target in zip(copies.source, copies.target, strict=True):  # whole stretches
+                beginnings[:, :, target].copy_(taken.get(source, beginnings[:, :, source]))
             if self.experts is not None:
                 chosen = self.experts[copies.source, : copies.positions]
                 self.experts[copies.target, : copies.positions] = chosen
@@ -216,16 +231,42 @@ class RaggedSession:
 
     def _feed_rows(self, tokens: list[NDArray[np.int32]], known: list[int]) -> Tensor:
         """Feed to each row what follows its first ``known`` tokens. [rows, vocabulary]"""
+        known = self._feed_shared(tokens, known)
         pending = [len(all_of) - cached for all_of, cached in zip(tokens, known, strict=True)]
+        common = min(prefixes.common_to(tokens), min(map(len, tokens)) - 1)
+        self.cache.shared = common if common <= min(known) else 0
         if len(tokens) * max(pending) <= FEED_TOKENS:
-            return self._feed(slice(0, len(tokens)), tokens, known)  # a view: nothing is copied
+            logits = self._feed(slice(0, len(tokens)), tokens, known)  # a view: nothing is copied
+            self.cache.shared = common
+            return logits
         width = self.drawing.ids.end
         logits = torch.empty(len(tokens), width, device=self.device, dtype=torch.float32)
-        order = sorted(range(len(tokens)), key=lambda row: pending[row])
-        for batch in _chunks(order, [pending[row] for row in order]):
+        for batch in _chunks(pending):
             some = [tokens[row] for row in batch], [known[row] for row in batch]
             logits[batch] = self._feed(batch, *some)
+        self.cache.shared = common
         return logits
+
+    def _feed_shared(self, tokens: list[NDArray[np.int32]], known: list[int]) -> list[int]:
+        """Feed once what several rows begin with; return how much of each is known then."""
+        levels, after = prefixes.plan(tokens, known)
+        before = list(known)
+        for level in levels:
+            self.cache.shared = 0
+            fed = [shared for shared in level if before[shared.leader] < shared.end]
+            for batch in _chunks([shared.end - before[shared.leader] for shared in fed]):
+                some = [fed[index] for index in batch]
+                self._feed(
+                    [shared.leader for shared in some],
+                    [tokens[shared.leader][: shared.end] for shared in some],
+                    [before[shared.leader] for shared in some],
+                )
+            for shared in level:
+                sources = [shared.leader] * len(shared.followers)
+                self.cache.copy(Copies(sources, shared.followers, shared.end))
+                for row in (shared.leader, *shared.followers):
+                    before[row] = max(before[row], shared.end)
+        return after
 
     def _feed(
         self, rows: list[int] | slice, tokens: Sequence[NDArray[np.int32]], known: Sequence[int]
@@ -324,11 +365,11 @@ class RaggedSession:
         self.rows.length[request.handle] = len(self.cached[request.handle])
 
 
-def _chunks(rows: list[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Yield batches of rows (sorted by length) in which rows x longest is within FEED_TOKENS."""
+def _chunks(lengths: list[int]) -> Iterator[list[int]]:
+    """Yield batches of indices, short rows first, in which rows x longest is within FEED_TOKENS."""
     batch: list[int] = []
-    for row, length in zip(rows, lengths, strict=True):
-        if batch and (len(batch) + 1) * length > FEED_TOKENS:
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row]):
+        if batch and (len(batch) + 1) * lengths[row] > FEED_TOKENS:
             yield batch
             batch = []
         batch.append(row)

@@ -1,15 +1,21 @@
-"""The forward pass of a small Qwen2 or Llama over a cache, in as few operations as possible.
+"""The forward pass of a Qwen2 or Llama over a cache on a CPU, in as few operations as possible.
 
-For a policy of a few million weights on a CPU, half of a decoding step is calls of modules. This
-pass gives the numbers of transformers' own, with one product for query, key and value and one for
-both halves of the feed-forward layer, weights laid out for few rows, and rotary positions applied
-in place. Larger policies gain nothing and other architectures differ: they take transformers' own.
+For a policy of a few million weights half of a decoding step is calls of modules; for a larger one
+it is products of few rows and the reading of keys and values. This pass gives the numbers of
+transformers' own, with one product for query, key and value and one for both halves of the
+feed-forward layer, weights laid out for few rows (products.py), rotary positions applied in place,
+and keys that all rows share read once (shared_attention.py). Other architectures take transformers'
+own.
+
+In bfloat16, products and attention are as in the learner's pass (tasks/policy/machine.py): weights,
+keys and values are cast, while embeddings, norms, rotary positions and the sums of the residual
+stream stay in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,16 +23,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 
+from tasks.engines.transformers import products
 from tasks.engines.transformers.cache import Network, RaggedCache
+from tasks.engines.transformers.products import product
+from tasks.engines.transformers.shared_attention import attend
 from tasks.policy import token_ids
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
-LARGEST = 50_000_000  # weights of a policy; they are copied once a session
+KINDS = (torch.float32, torch.bfloat16)
+SMALL = 4_000_000  # weights of a policy whose products are fast as they are
+MOST_COPIED = 2**31  # bytes of weights that are copied where nothing else has to be
+SHARED = 1024  # positions x rows that share them from which reading these once is faster
+SCORES = 2**24  # of queries and keys that are computed at once: bounds memory
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer, [input, output] each; products of the same input share a matrix."""
+    """The weights of one layer, as ``product`` takes them; those of the same input in one."""
 
     attention_norm: Tensor
     query_key_value: Tensor  # the two numbers of a rotation lie side by side in each head
@@ -44,12 +57,14 @@ class Decoder:
     embedding: Tensor
     layers: list[Layer]
     norm: Tensor
-    head: Tensor  # [hidden, ids up to the last that has a token]
+    head: Tensor  # of the ids up to the last that has a token
     epsilon: float
     heads: int
     key_value_heads: int
     head_size: int
     rotations: Tensor  # [positions, 1, half a head's size], complex
+    scales: Tensor  # [heads of queries and keys, 1]: of queries, what their products are scaled by
+    kind: torch.dtype  # of products, keys and values
 
 
 def network(decoder: Decoder) -> Network:
@@ -58,36 +73,59 @@ def network(decoder: Decoder) -> Network:
         layers=len(decoder.layers),
         key_value_heads=decoder.key_value_heads,
         head_size=decoder.head_size,
-        like=decoder.embedding,
+        like=torch.empty(0, dtype=decoder.kind),
         last_states=partial(last_states, decoder),
-        head=partial(torch.matmul, other=decoder.head),
+        head=partial(product, weight=decoder.head),
     )
 
 
-def decodes(model: Any) -> bool:
-    """Return whether this pass can compute the model, and is faster than transformers' own."""
-    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
-    return on_cpu and _fits(model) and model.num_parameters() <= LARGEST
+def decodes(model: Any, kind: torch.dtype | None = None) -> bool:
+    """Return whether this pass can compute the model in a precision, and is fast in it.
+
+    Where products are in the precision of the weights, the copy that it takes has to be affordable.
+    """
+    kind = kind or model.dtype
+    if model.device.type != "cpu" or kind not in KINDS or not _fits(model):
+        return False
+    if is_small(model, kind):
+        return True
+    cast = kind is not torch.float32
+    return products.can_pack() and (cast or 4 * model.num_parameters() <= MOST_COPIED)
+
+
+def is_small(model: Any, kind: torch.dtype | None = None) -> bool:
+    """Return whether a model samples best in several processes, each with its own thread."""
+    whole = (kind or model.dtype) is torch.float32
+    return whole and model.num_parameters() <= SMALL
 
 
 @torch.inference_mode()
-def decoder(model: Any, context: int) -> Decoder:
-    """Return the model's weights as they are now, with rotations for ``context`` positions."""
+def decoder(model: Any, context: int, kind: torch.dtype | None = None) -> Decoder:
+    """Return the model's weights as they are now, with rotations for ``context`` positions.
+
+    ``kind``: the precision of products; that of the weights, where none is given.
+    """
+    kind = kind or model.dtype
     config, weight = model.config, model.get_input_embeddings().weight
     base = model.base_model
-    cosines, sines = base.rotary_emb(weight, torch.arange(context)[None])
+    cosines, sines = base.rotary_emb(torch.zeros(1), torch.arange(context)[None])
     size = cosines.shape[-1]
     halves = (part[0, :, None, : size // 2] for part in (cosines, sines))
+    heads, key_value_heads = config.num_attention_heads, config.num_key_value_heads
+    laid_out = products.transposed if is_small(model, kind) else products.packed
+    laid = _Layout(kind, size, laid_out)
     return Decoder(
         embedding=weight,
-        layers=[_layer(layer, size) for layer in base.layers],
-        norm=base.norm.weight,
-        head=_transposed(model.get_output_embeddings().weight[: token_ids.of(model).end]),
+        layers=[laid.layer(layer) for layer in base.layers],
+        norm=base.norm.weight.float(),
+        head=laid.weight(model.get_output_embeddings().weight[: token_ids.of(model).end]),
         epsilon=config.rms_norm_eps,
-        heads=config.num_attention_heads,
-        key_value_heads=config.num_key_value_heads,
+        heads=heads,
+        key_value_heads=key_value_heads,
         head_size=size,
         rotations=torch.complex(*halves),
+        scales=torch.tensor([size**-0.5] * heads + [1.0] * key_value_heads)[:, None],
+        kind=kind,
     )
 
 
@@ -107,26 +145,35 @@ def _fits(model: Any) -> bool:
     )
 
 
-def _layer(layer: Any, size: int) -> Layer:
-    attention, feed_forward = layer.self_attn, layer.mlp
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    weights, biases = ([getattr(p, name) for p in parts] for name in ("weight", "bias"))
-    return Layer(
-        attention_norm=layer.input_layernorm.weight,
-        query_key_value=_transposed(_in_pairs(weights, size)),
-        query_key_value_bias=None if biases[0] is None else _in_pairs(biases, size),
-        output=_transposed(attention.o_proj.weight),
-        feed_forward_norm=layer.post_attention_layernorm.weight,
-        gate_up=_transposed(
-            torch.cat([feed_forward.gate_proj.weight, feed_forward.up_proj.weight])
-        ),
-        down=_transposed(feed_forward.down_proj.weight),
-    )
+@dataclass(frozen=True)
+class _Layout:
+    """How weights are laid out for products."""
 
+    kind: torch.dtype
+    size: int  # of a head
+    laid_out: Callable[[Tensor], Tensor]
 
-def _transposed(weight: Tensor) -> Tensor:
-    """Return [output, input] as [input, output]: the product of few rows is up to twice as fast."""
-    return weight.t().contiguous()
+    def weight(self, *parts: Tensor) -> Tensor:
+        """Return weights [output, input], one below the other, for a product."""
+        cast = [part.to(self.kind) for part in parts]
+        return self.laid_out(cast[0] if len(cast) == 1 else torch.cat(cast))
+
+    def layer(self, layer: Any) -> Layer:
+        """Return a layer's weights."""
+        attention, feed_forward = layer.self_attn, layer.mlp
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights, biases = ([getattr(p, name) for p in parts] for name in ("weight", "bias"))
+        return Layer(
+            attention_norm=layer.input_layernorm.weight.float(),
+            query_key_value=self.weight(_in_pairs(weights, self.size)),
+            query_key_value_bias=(
+                None if biases[0] is None else _in_pairs(biases, self.size).to(self.kind)
+            ),
+            output=self.weight(attention.o_proj.weight),
+            feed_forward_norm=layer.post_attention_layernorm.weight.float(),
+            gate_up=self.weight(feed_forward.gate_proj.weight, feed_forward.up_proj.weight),
+            down=self.weight(feed_forward.down_proj.weight),
+        )
 
 
 def _in_pairs(parts: Sequence[Tensor], size: int) -> Tensor:
@@ -145,74 +192,116 @@ def pairs(size: int) -> Tensor:
     return torch.arange(size).view(2, -1).t().flatten()
 
 
+@dataclass(frozen=True)
+class Fed:
+    """What a pass feeds: which tokens of [rows, fed] are real, and where they go."""
+
+    real: Tensor | None  # their places among rows x fed; None: all are
+    rows: Tensor  # [tokens] of the cache
+    positions: Tensor  # [tokens]
+    rotations: Tensor  # [tokens, heads of queries and keys, half a head's size], complex
+    shared: int  # first positions that hold the same in all rows
+    mask: Tensor  # of the positions after these; see _mask
+
+
 def last_states(decoder: Decoder, tokens: Tensor, last: Tensor, cache: RaggedCache) -> Tensor:
     """Return the hidden states [rows, hidden] of one token of each row: that at ``last`` [rows].
 
-    ``tokens`` [rows, fed] go to ``cache.positions``. In the last layer all of them have keys and
-    values, and no more: the rest is computed for the wanted tokens alone.
+    ``tokens`` [rows, fed] go to ``cache.positions``; those after ``last`` are padding, and left
+    out. In the last layer all others have keys and values, and no more: the rest is computed for
+    the wanted tokens alone.
     """
-    each, fed = torch.arange(len(tokens)), tokens.shape[1]
-    shared = decoder.heads // decoder.key_value_heads
-    mask = _mask(cache.positions, cache.visible, shared)
-    rotations = decoder.rotations[cache.positions]
-    states = embedding(tokens.flatten(), decoder.embedding)  # [rows * fed, hidden]
+    fed = _fed(decoder, last, cache)
+    flat = tokens.flatten() if fed.real is None else tokens.flatten()[fed.real]
+    states = embedding(flat, decoder.embedding).float()  # [tokens, hidden]
     for number, layer in enumerate(decoder.layers):
-        query, key, value = _project(decoder, layer, number, states, rotations, cache)
-        if layer is decoder.layers[-1] and fed > 1:
-            states = states.unflatten(0, (-1, fed))[each, last]
-            query = query[each, last][:, None]
-            mask = _mask(cache.positions[each, last][:, None], cache.visible, shared)
-        states = _mix(decoder, layer, states, query, key, value, mask)
-    return rms_norm(states, states.shape[-1:], decoder.norm, decoder.epsilon)
+        query = _project(decoder, layer, number, states, fed, cache)
+        if layer is decoder.layers[-1] and tokens.shape[1] > 1:
+            wanted = last + tokens.shape[1] * torch.arange(len(tokens))
+            if fed.real is not None:
+                wanted = torch.searchsorted(fed.real, wanted)
+            states, query = states[wanted], query[wanted]
+            positions = cache.positions.flatten()[wanted] if fed.real is None else None
+            positions = fed.positions[wanted] if positions is None else positions
+            mask = _mask(decoder, positions[:, None], fed.shared, cache.visible)
+            fed = replace(fed, real=None, mask=mask)
+        states = _mix(decoder, layer, states, _attended(decoder, query, number, fed, cache))
+    normed = rms_norm(states, states.shape[-1:], decoder.norm, decoder.epsilon)
+    return normed.to(decoder.kind)
 
 
-def _mask(positions: Tensor, visible: int, shared: int) -> Tensor:
-    """Return what queries at ``positions`` [rows, fed] see: 0, or -inf where they do not.
+def _fed(decoder: Decoder, last: Tensor, cache: RaggedCache) -> Fed:
+    count = cache.positions.shape[1]
+    real = None
+    if count > 1:
+        is_real = torch.arange(count) <= last[:, None]
+        real = None if bool(is_real.all()) else is_real.flatten().nonzero()[:, 0]
+    rows, positions = cache.places(real)
+    shared = cache.shared if cache.shared * len(last) >= SHARED else 0
+    return Fed(
+        real=real,
+        rows=rows,
+        positions=positions,
+        rotations=decoder.rotations[positions] * decoder.scales,
+        shared=shared,
+        mask=_mask(decoder, cache.positions, shared, cache.visible),
+    )
 
-    [rows, 1, shared * fed, visible]: one row of it serves all heads of a single position.
+
+def _mask(decoder: Decoder, positions: Tensor, first: int, visible: int) -> Tensor:
+    """Return what queries at ``positions`` [rows, fed] see from position ``first`` on: 0, or -inf.
+
+    [rows, 1, shared * fed, visible - first] for the heads that share keys; one row of it serves all
+    heads of a single position.
     """
-    sees = torch.arange(visible) <= positions[:, None, :, None]
-    sees = sees if positions.shape[1] == 1 else sees.repeat(1, 1, shared, 1)
+    sees = torch.arange(first, visible) <= positions[:, None, :, None]
+    if positions.shape[1] > 1:
+        sees = sees.repeat(1, 1, decoder.heads // decoder.key_value_heads, 1)
     return torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)
 
 
 def _project(
-    decoder: Decoder,
-    layer: Layer,
-    number: int,
-    states: Tensor,
-    rotations: Tensor,
-    cache: RaggedCache,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [rows, fed, heads, size], and all visible keys and values."""
-    (rows, fed), size = cache.positions.shape, decoder.head_size
-    heads, key_value_heads = decoder.heads, decoder.key_value_heads
-    normed = rms_norm(states, states.shape[-1:], layer.attention_norm, decoder.epsilon)
-    bias, weight = layer.query_key_value_bias, layer.query_key_value
-    mixed = torch.mm(normed, weight) if bias is None else torch.addmm(bias, normed, weight)
-    mixed = mixed.view(rows, fed, heads + 2 * key_value_heads, size)
-    # rotary position embedding (arXiv 2104.09864, equation 13)
-    rotated = torch.view_as_complex(mixed.unflatten(-1, (-1, 2)))[:, :, : heads + key_value_heads]
-    rotated *= rotations  # in place, in ``mixed``
-    return mixed[:, :, :heads], *cache.write(mixed[:, :, heads:].transpose(1, 2), number)
-
-
-def _mix(
-    decoder: Decoder,
-    layer: Layer,
-    states: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
+    decoder: Decoder, layer: Layer, number: int, states: Tensor, fed: Fed, cache: RaggedCache
 ) -> Tensor:
-    """Return the states [rows * fed, hidden] after attention and the feed-forward layer."""
-    rows, fed, heads, size = query.shape
+    """Write keys and values; return queries [tokens, heads, size], already scaled."""
+    heads = decoder.heads
+    normed = rms_norm(states, states.shape[-1:], layer.attention_norm, decoder.epsilon)
+    weight, bias = layer.query_key_value, layer.query_key_value_bias
+    mixed = product(normed.to(decoder.kind), weight, bias).float()
+    mixed = mixed.view(len(mixed), heads + 2 * decoder.key_value_heads, decoder.head_size)
+    # rotary position embedding (arXiv 2104.09864, equation 13)
+    rotated = torch.view_as_complex(mixed.unflatten(-1, (-1, 2)))
+    rotated[:, : heads + decoder.key_value_heads] *= fed.rotations  # in place, in ``mixed``
+    mixed = mixed.to(decoder.kind)
+    keys_values = mixed[:, heads:].unflatten(1, (2, -1))
+    cache.write(keys_values, number, fed.rows, fed.positions)
+    return mixed[:, :heads]
+
+
+def _attended(decoder: Decoder, query: Tensor, number: int, fed: Fed, cache: RaggedCache) -> Tensor:
+    """Return what queries [tokens, heads, size] see, [tokens, heads * size]."""
+    rows, shared = len(fed.mask), fed.shared
+    if fed.real is not None:
+        padded = query.new_zeros(cache.positions.numel(), *query.shape[1:])
+        padded[fed.real] = query
+        query = padded
+    key, value = cache.seen(number)
     # query heads that share a key-value head are treated as further positions
-    query = query.transpose(1, 2).reshape(rows, decoder.key_value_heads, -1, size)
-    seen = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    seen = seen.reshape(rows, heads, fed, size).transpose(1, 2).reshape(rows * fed, heads * size)
-    states = torch.addmm(states, seen, layer.output)
+    query = query.unflatten(0, (rows, -1)).transpose(1, 2)  # [rows, heads, fed, size]
+    count = query.shape[2]
+    query = query.reshape(rows, decoder.key_value_heads, -1, decoder.head_size)
+    if query.shape[0] * query.shape[1] * query.shape[2] * cache.visible > SCORES:
+        mask = torch.nn.functional.pad(fed.mask, (shared, 0)).to(decoder.kind)
+        seen = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=1.0)
+    else:
+        seen = attend(query, key, value, fed.mask, shared)
+    seen = seen.reshape(rows, decoder.heads, count, -1).transpose(1, 2).flatten(0, 1).flatten(1)
+    return seen if fed.real is None else seen[fed.real]
+
+
+def _mix(decoder: Decoder, layer: Layer, states: Tensor, seen: Tensor) -> Tensor:
+    """Return the states [tokens, hidden] after attention and the feed-forward layer."""
+    states = states + product(seen, layer.output)
     normed = rms_norm(states, states.shape[-1:], layer.feed_forward_norm, decoder.epsilon)
-    gate, up = torch.mm(normed, layer.gate_up).chunk(2, -1)
-    return torch.addmm(states, silu(gate).mul_(up), layer.down)
+    gate, up = product(normed.to(decoder.kind), layer.gate_up).chunk(2, -1)
+    return states + product(silu(gate).mul_(up), layer.down)

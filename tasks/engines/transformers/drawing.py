@@ -16,6 +16,10 @@ from tasks.engines.contract import Sample, SamplingRequest
 from tasks.policy.token_ids import TokenIds
 from tasks.trees.outcomes import StopReason
 
+PLAIN = 4096  # tokens of a vocabulary up to which a cumulative sum over all is fast
+BLOCK, SMALL_BLOCK = 256, 32  # tokens that a larger one is divided into; the one divides the other
+LARGEST = 64  # tokens among which a nucleus is looked for first
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -128,20 +132,68 @@ def draw(
     entropies of that distribution, divided by ln|V|; all [D]. ``vocabulary`` is |V|, where some
     logits are of no token.
     """
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    probabilities = logprobs.exp()
-    entropies = -(probabilities * logprobs).sum(-1) / math.log(vocabulary or logits.shape[-1])
-    masses = probabilities if top_p >= 1 else nucleus(probabilities, top_p)
-    cumulative = masses.cumsum(-1)
+    shifted = logits - logits.amax(-1, keepdim=True)
+    if temperature != 1:
+        shifted /= temperature
+    weights = _padded_exp(shifted)
+    total = weights.sum(-1)
+    normalizer = total.log()  # of ``shifted``
+    mixed = torch.linalg.vecdot(weights[:, : shifted.shape[-1]], shifted)
+    entropies = (normalizer - mixed / total) / math.log(vocabulary or logits.shape[-1])
+    masses = weights if top_p >= 1 else nucleus(weights, top_p * total[:, None])
     columns = _places_in_rows(rows)
-    targets = noise.new_zeros(len(logits), int(columns.max()) + 1)  # [R, most draws of a row]
-    targets[rows, columns] = noise
-    tokens = torch.searchsorted(cumulative, targets * cumulative[:, -1:], right=True)[rows, columns]
-    if bool((tokens == masses.shape[-1]).any()):
-        # rounding has put a target at the very end: take the last token that has any probability
-        last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1)
-        tokens = torch.minimum(tokens, last[rows])
-    return tokens, logprobs[rows, tokens], entropies.clamp(0, 1)[rows]
+    fractions = noise.new_zeros(len(logits), int(columns.max()) + 1)  # [R, most draws of a row]
+    fractions[rows, columns] = noise
+    tokens = inverted(masses, fractions)[rows, columns]
+    return tokens, shifted[rows, tokens] - normalizer[rows], entropies.clamp(0, 1)[rows]
+
+
+def _padded_exp(shifted: Tensor) -> Tensor:
+    """Return exponentials [R, vocabulary], with zeros behind to fill the last block of a large one.
+
+    One pass over the vocabulary is all that drawing needs of them.
+    """
+    vocabulary = shifted.shape[-1]
+    width = vocabulary if vocabulary <= PLAIN else -(-vocabulary // BLOCK) * BLOCK
+    if width == vocabulary:
+        return shifted.exp()
+    weights = shifted.new_empty(len(shifted), width)
+    weights[:, vocabulary:] = 0
+    torch.exp(shifted, out=weights[:, :vocabulary])
+    return weights
+
+
+def inverted(masses: Tensor, fractions: Tensor) -> Tensor:
+    """Return where the cumulative masses [R, V] exceed fractions [R, M] of their sums. [R, M]
+
+    No token without mass is returned. Of a large vocabulary (a multiple of BLOCK), the block is
+    found first, by the sums of all blocks, and then the token in it: the same token, but for
+    rounding, without a cumulative sum over all.
+    """
+    if masses.shape[-1] <= PLAIN:
+        cumulative = masses.cumsum(-1)
+        return _first_above(cumulative, fractions * cumulative[:, -1:], masses)
+    blocks = masses.unflatten(-1, (-1, BLOCK))
+    sums = blocks.sum(-1).double()
+    ends = sums.cumsum(-1)
+    targets = fractions * ends[:, -1:]
+    block = _first_above(ends, targets, sums)
+    beyond = targets - (ends - sums).gather(-1, block)
+    members = blocks[torch.arange(len(blocks), device=block.device)[:, None], block].double()
+    place = _first_above(members.cumsum(-1), beyond[..., None], members)[..., 0]
+    return block * BLOCK + place
+
+
+def _first_above(cumulative: Tensor, targets: Tensor, masses: Tensor) -> Tensor:
+    """Return the first places [..., M] whose cumulative masses [..., V] are above targets.
+
+    Where rounding has put a target at the very end, return the last place that has any mass.
+    """
+    found = torch.searchsorted(cumulative, targets, right=True)
+    if bool((found == masses.shape[-1]).any()):
+        last = masses.shape[-1] - 1 - (masses > 0).flip(-1).to(torch.uint8).argmax(-1, keepdim=True)
+        found = torch.minimum(found, last)
+    return found
 
 
 def _places_in_rows(rows: Tensor) -> Tensor:
@@ -149,11 +201,53 @@ def _places_in_rows(rows: Tensor) -> Tensor:
     return torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
 
 
-def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Set to 0 all but the smallest set of tokens of mass ``top_p`` (arXiv 1904.09751)."""
-    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return probabilities.masked_fill(outside.gather(-1, index.argsort(-1)), 0.0)
+def nucleus(masses: Tensor, top_p: float | Tensor) -> Tensor:
+    """Set to 0 all but the smallest set of tokens of mass ``top_p`` (arXiv 1904.09751).
+
+    masses [R, vocabulary]; ``top_p`` may be [R, 1]. Of equal tokens, those with small ids stay.
+    Only the largest masses are sorted: so many that they reach beyond the nucleus.
+    """
+    kept = torch.zeros_like(masses)
+    limits = masses.new_empty(len(masses), 1).copy_(torch.as_tensor(top_p))
+    rows, count = torch.arange(len(masses), device=masses.device), LARGEST
+    while len(rows):
+        some = masses if len(rows) == len(masses) else masses[rows]
+        count = min(count, masses.shape[-1])
+        values, index = _largest(some, count)
+        inside = values.cumsum(-1) - values < limits[rows]
+        found = ~inside[:, -1] | (count == masses.shape[-1])
+        kept[rows[found, None], index[found]] = values.where(inside, 0.0)[found]
+        least = values.where(inside, torch.inf).amin(-1, keepdim=True)
+        equal = values == least
+        tied = found & (equal & ~inside).any(-1)  # else all that equal it are inside
+        if bool(tied.any()):
+            wanted = (equal & inside).sum(-1, keepdim=True)
+            kept[rows[tied]] = _first_of_equals(some[tied], least[tied], wanted[tied])
+        rows, count = rows[~found], 16 * count
+    return kept
+
+
+def _largest(masses: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest masses [R, count], descending, and their tokens.
+
+    Of a large vocabulary only those blocks are looked at that have the largest maxima: as many as
+    masses are wanted hold them all.
+    """
+    vocabulary = masses.shape[-1]
+    if vocabulary <= PLAIN or vocabulary <= 4 * count * SMALL_BLOCK:
+        return masses.topk(count)
+    blocks = masses.unflatten(-1, (-1, SMALL_BLOCK))
+    best = blocks.amax(-1).topk(count).indices  # [R, count]
+    rows = torch.arange(len(masses), device=masses.device)[:, None]
+    values, places = blocks[rows, best].flatten(1).topk(count)
+    return values, best.gather(-1, places // SMALL_BLOCK) * SMALL_BLOCK + places % SMALL_BLOCK
+
+
+def _first_of_equals(masses: Tensor, least: Tensor, wanted: Tensor) -> Tensor:
+    """Keep what is above ``least`` [R, 1], and the first ``wanted`` [R, 1] of what equals it."""
+    equal = masses == least
+    keeps = (masses > least) | (equal & (equal.cumsum(-1) <= wanted))
+    return masses.masked_fill(~keeps, 0.0)
 
 
 def noise_of(requests: Sequence[SamplingRequest], steps: int) -> NDArray[np.float32]:

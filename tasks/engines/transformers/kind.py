@@ -24,10 +24,9 @@ def open_engine(
         from tasks.engines.servers.servers_engine import open_servers
 
         return open_servers(settings, actor, policy)
-    from tasks.engines.transformers.transformers_engine import TransformersEngine
-    from tasks.policy.resident import to_sample
+    from tasks.engines.transformers.transformers_engine import engine_of
 
-    return TransformersEngine(to_sample(actor.model, machine), actor.tokenizer)
+    return engine_of(actor.model, actor.tokenizer, machine)
 
 
 def memory(load: SamplingLoad) -> dict[str, float]:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from params.schema.base import Machine
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers import time_steps, ways
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
-from tasks.engines.transformers.decoder import decoder, decodes, network
+from tasks.engines.transformers.decoder import decoder, decodes, is_small, network
 from tasks.engines.transformers.drawing import Drawing
 from tasks.engines.transformers.own_cache import OwnCacheSession, OwnPass
 from tasks.engines.transformers.sampling_worker import (
@@ -22,7 +23,7 @@ from tasks.engines.transformers.sampling_worker import (
     WorkerSession,
     worker_session,
 )
-from tasks.policy import routed_experts, token_ids
+from tasks.policy import adapter, resident, routed_experts, token_ids
 from tasks.policy.attention_terms import (
     capped_attention,
     in_window,
@@ -31,18 +32,36 @@ from tasks.policy.attention_terms import (
 )
 from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import head_of
+from tasks.policy.machine import PRECISION
 from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
 GROUPED = "grouped"  # our attention function in transformers, which looks for "sdpa" in names
 
 
+def engine_of(model: Any, tokenizer: Any, machine: Machine) -> TransformersEngine:
+    """Return an engine over a policy, in the precision of a machine's forward passes.
+
+    A policy that the lean pass computes is cast there, weight by weight; of others the engine holds
+    a cast copy.
+    """
+    whole, precision = adapter.merged(model), PRECISION[machine.precision]
+    if ways.is_ragged(whole.config) and decodes(whole, precision):
+        return TransformersEngine(whole, tokenizer, precision)
+    return TransformersEngine(resident.to_sample(whole, machine), tokenizer)
+
+
 class TransformersEngine:
     """Samples from a causal language model in this process's memory."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, precision: torch.dtype | None = None) -> None:
+        """Sample from ``model`` in a precision; None: that of its weights.
+
+        Another one is for models that ``decodes`` says yes to.
+        """
         self.model = model
         self.tokenizer = tokenizer
+        self.precision = precision or model.dtype
         self.spare = SpareMemory()
 
     def pieces(self) -> list[str]:
@@ -62,6 +81,8 @@ class TransformersEngine:
         """Return this engine, and for a small policy ones that sample in worker processes."""
         if not ways.abilities_of(self.model.config).cached:
             return [self]  # whose passes may keep a state in the model's modules
+        if decodes(self.model, self.precision) and not is_small(self.model, self.precision):
+            return [self]  # with all threads: a step costs little more for twice as many rows
         other: Engine = WorkerEngine(self) if decodes(self.model) else self
         return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 
@@ -85,8 +106,10 @@ class TransformersEngine:
     def _ragged(self, drawing: Drawing, paths: int) -> Iterator[RaggedSession]:
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(GROUPED)
-        small = decodes(self.model)
-        own = network(decoder(self.model, drawing.context)) if small else library(self.model)
+        if decodes(self.model, self.precision):
+            own = network(decoder(self.model, drawing.context, self.precision))
+        else:
+            own = library(self.model)
         session = RaggedSession(own, self.spare, drawing, paths)
         try:
             yield session

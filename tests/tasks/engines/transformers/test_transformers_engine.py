@@ -249,7 +249,8 @@ def test_small_policy_is_sampled_in_workers(engine, attentive, tokenizer, thread
 
 
 def test_policy_without_own_pass_is_sampled_here(engine, monkeypatch, threads):
-    monkeypatch.setattr(decoders, "LARGEST", 1000)
+    monkeypatch.setattr(decoders, "SMALL", 1000)
+    monkeypatch.setattr(decoders, "MOST_COPIED", 1000)
     assert engine.replicas(2) == [engine, engine]
 
 
