@@ -224,13 +224,11 @@ def deterministic(enabled: bool) -> Iterator[None]:
 # ---------------------------------------------------------------- TRL
 
 
-def trl_peer(
-    start: Start, case: Case, micro_batches: int, path: str, cache: str = "dynamic"
-) -> Any:
+def trl_peer(start: Start, case: Case, micro_batches: int, path: str) -> Any:
     """Return TRL's trainer in one of its shapes."""
     from benchmarks import peer
 
-    shape = peer.Shape(case.questions, case.group, micro_batches, path, cache)
+    shape = peer.Shape(case.questions, case.group, micro_batches, path)
     game = peer.Game(start.dialect, start.recipe.dialogue, start.tools.trl)
     return peer.peer(start.model(), start.tokenizer, start.recipe, shape, start.questions, game)
 
@@ -285,37 +283,42 @@ def best_peer(
 ) -> tuple[Any, dict[str, float]]:
     """Find TRL's fastest shape: how it samples, then its micro-batches by update.
 
-    Returns the trainer, and the seconds of every shape that was tried. At most two trainers are in
-    memory: with a real model, each takes gigabytes.
+    Returns the trainer, and the seconds of every shape that was tried.
     """
-    best, tried = best_sampler(start, case)
-    path, cache, least = best.shape.path, best.shape.cache, float("inf")
+    from benchmarks import peer
+
+    trainer, tried = best_sampler(start, case)
+    seconds = {}
     for parts in case.peer_micro_batches:
-        again = parts == case.peer_micro_batches[0]
-        trainer = best if again else trl_peer(start, case, parts, path, cache)
-        seconds = settled(trl_update(trainer, trees, rewards) for _ in range(case.tries))
-        tried[f"update, {parts} micro-batches"] = seconds
-        if seconds < least:
-            best, least = trainer, seconds
-    return best, tried
+        peer.reshape(trainer, replace(trainer.shape, micro_batches=parts))
+        seconds[parts] = settled(trl_update(trainer, trees, rewards) for _ in range(case.tries))
+        tried[f"update, {parts} micro-batches"] = seconds[parts]
+    best = min(seconds, key=lambda parts: seconds[parts])
+    peer.reshape(trainer, replace(trainer.shape, micro_batches=best))
+    return trainer, tried
 
 
 def best_sampler(start: Start, case: Case) -> tuple[Any, dict[str, float]]:
     """Find the tool calls and the cache with which TRL samples fastest, if there is a choice.
 
-    Returns a trainer with the fewest micro-batches, and the seconds of each way.
+    Returns the trainer, and the seconds of each way. One of a real model takes gigabytes, so each
+    is changed for as many ways as it can.
     """
-    ways = [(path, cache) for path in case.peer_paths for cache in case.peer_caches]
-    tries = case.tries - 1 or int(len(ways) > 1)
-    best, least = None, float("inf")
+    from benchmarks import peer
+
+    several = len(case.peer_caches) > 1
+    tries = case.tries - 1 or int(several or len(case.peer_paths) > 1)
+    found: list[tuple[float, Any, peer.Shape]] = []
     tried: dict[str, float] = {}
-    for path, cache in ways:
-        trainer = trl_peer(start, case, case.peer_micro_batches[0], path, cache)
-        seconds = settled(trl_sample(start, case, trainer, number) for number in range(tries))
-        title = f"sampling, {path}" + f", {cache} cache" * (len(case.peer_caches) > 1)
-        tried |= {title: seconds} if tries else {}
-        if seconds < least:
-            best, least = trainer, seconds
+    for path in case.peer_paths:
+        trainer = trl_peer(start, case, case.peer_micro_batches[0], path)
+        for cache in case.peer_caches:
+            peer.reshape(trainer, replace(trainer.shape, cache=cache))
+            seconds = settled(trl_sample(start, case, trainer, number) for number in range(tries))
+            found.append((seconds, trainer, trainer.shape))
+            tried |= {f"sampling, {path}" + f", {cache} cache" * several: seconds} if tries else {}
+    _, best, shape = min(found, key=lambda one: one[0])
+    peer.reshape(best, shape)
     return best, tried
 
 

@@ -194,14 +194,25 @@ def peer(
             processing_class=peer_tokenizer,
             **ways,
         )
-    trainer.shape, trainer.game, trainer.sampler = shape, game, sampler
+    trainer.game, trainer.sampler = game, sampler
     trainer.ends = turn_ends(tokenizer, game.dialect.stop_strings)
     # As ``Trainer.train`` does: with bf16, the forward pass then casts.
     trainer.model = trainer.model_wrapped = trainer.accelerator.prepare(trainer.model)
     trainer.create_optimizer_and_scheduler(num_training_steps=10**6)
     trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
-    trainer.current_gradient_accumulation_steps = shape.micro_batches
+    reshape(trainer, shape)
     return trainer
+
+
+def reshape(trainer: Peer, shape: Shape) -> None:
+    """Change a trainer's micro-batches and its cache, as if it had been made so."""
+    args, parts, cache = trainer.args, shape.micro_batches, cache_of(shape)
+    args.per_device_train_batch_size = shape.rollouts // parts
+    args.gradient_accumulation_steps = args.steps_per_generation = parts
+    trainer.current_gradient_accumulation_steps = parts
+    trainer.generation_config.cache_implementation = cache
+    trainer.generation_kwargs["cache_implementation"] = cache
+    trainer.shape = shape
 
 
 def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
@@ -232,7 +243,7 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
         top_k=0,
         max_completion_length=dialogue.response_tokens,
         max_tool_calling_iterations=dialogue.tool_calls,
-        cache_implementation=None if shape.cache == DYNAMIC else shape.cache,
+        cache_implementation=cache_of(shape),
         generation_kwargs={"max_new_tokens": dialogue.turn_tokens},
         disable_dropout=True,
         save_strategy="no",
@@ -242,6 +253,11 @@ def config(recipe: Recipe, shape: Shape, folder: str) -> GRPOConfig:
         dataloader_pin_memory=False,
         seed=recipe.seed,
     )
+
+
+def cache_of(shape: Shape) -> str | None:
+    """Return TRL's name of a cache; it has none for ``generate``'s default."""
+    return None if shape.cache == DYNAMIC else shape.cache
 
 
 # ---------------------------------------------------------------- what TRL gets

@@ -115,6 +115,21 @@ def test_both_sides_compute_the_same_gradient(start, row, micro_batches):
     same_gradient(start, CASE, micro_batches, row)
 
 
+def test_a_trainer_of_another_shape_computes_the_same(start, row):
+    _, trees, rewards = rolled_out(start, row)
+    gradients = []
+    trainer = bench.trl_peer(start, CASE, 1, peer.ROLLOUT_FUNC)
+    for parts in (1, 2, 4):
+        peer.reshape(trainer, replace(trainer.shape, micro_batches=parts, cache=peer.STATIC))
+        gradients.append(peers_gradient(trainer, trees, rewards))
+        assert trainer.shape.micro_batches == parts == trainer._step
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)
+    assert torch.allclose(gradients[0], gradients[2], atol=1e-6)
+    assert trainer.generation_config.cache_implementation == "static"
+    peer.reshape(trainer, replace(trainer.shape, cache=peer.DYNAMIC))
+    assert trainer.generation_config.cache_implementation is None
+
+
 @pytest.mark.parametrize("world", SMALL)
 def test_gradients_are_the_same_with_results_and_fresh_prompts(tiny, tokenizer, world):
     case, start = of_world(world, tiny, tokenizer)
