@@ -116,9 +116,11 @@ function withIntervals(names, of, name, colour, scale) {
   };
 }
 
-// Return a layout of small plots beside each other, and what a trace of each has to say.
+// Return a layout of small plots, as many beside each other as the window is wide for.
 function panels(titles, below) {
-  const layout = { grid: { rows: 1, columns: titles.length, pattern: "independent" }, height: 260, annotations: [] };
+  const columns = Math.max(1, Math.min(titles.length, Math.floor(innerWidth / 280)));
+  const rows = Math.ceil(titles.length / columns);
+  const layout = { grid: { rows, columns, pattern: "independent", ygap: 0.45 }, height: 260 * rows, annotations: [] };
   titles.forEach((title, i) => {
     const end = i ? i + 1 : "";
     layout[`xaxis${end}`] = { title: { text: below }, gridcolor: "#e3e7ec", nticks: 6 };

@@ -32,10 +32,23 @@ function spanOf(question, name) {
   return largest(values.map((value) => Math.abs(value / data.scales[name] - middle)), 0.001);
 }
 
+// Return how strong the tint of a value is, from 0 to 1. Entropies of most policies lie over decades, with a few
+// high ones: between the run's own percentiles, the tint grows evenly with the share of lower values.
+function strengthOf(value, name, span) {
+  const { middle } = TINTS[name];
+  const steps = name === "entropy" ? data.percentiles : [];
+  const most = steps.at(-1)?.[1] ?? 0;
+  if (!most) return Math.min(1, Math.abs(value - middle) / span);
+  const above = steps.findIndex(([, end]) => value < end);
+  if (above < 0) return 1;
+  const end = steps[above][1], start = above ? steps[above - 1][1] : 0;
+  return (above + (value - start) / (end - start)) / steps.length;
+}
+
 function tinted(value, name, span) {
   if (value === null) return "";
   const { middle, signed: both } = TINTS[name];
-  const part = Math.min(1, Math.abs(value - middle) / span);
+  const part = strengthOf(value, name, span);
   const colour = !both ? "230, 126, 34" : value >= middle ? "52, 120, 190" : "214, 69, 65";
   return `rgba(${colour}, ${(0.65 * part).toFixed(3)})`;
 }
@@ -47,7 +60,7 @@ function tokensOf(question, at, leaf, start, span, size = MANY) {
   const texts = node.tokens?.length ? node.tokens.map((i) => view.block.texts[i]) : null;
   if (!texts) return textOf(node.text ?? "");
   const token = (i) => {
-    const made = element("span", { class: "token", "data-node": at, "data-place": i, "data-start": start }, texts[i]);
+    const made = element("span", { class: texts[i].includes("\n") ? "token line" : "token", "data-node": at, "data-place": i, "data-start": start }, texts[i]);
     const colour = tinted(values[i], view.tint, span);
     if (colour) made.style.backgroundColor = colour;
     return made;
@@ -96,11 +109,20 @@ function cards(node) {
   return (node.calls ?? [null]).map((call) => card(call, call?.[2] ?? node.outcome, call?.[3] ?? node.text ?? ""));
 }
 
+// Return the whole prompt, with the recipe's own message and the marks of the chat template, folded.
+function promptOf(node) {
+  const title = `the whole prompt, as the policy reads it (${node.size} tokens)`;
+  const shown = element("details", { class: "prompt" }, element("summary", {}, title));
+  shown.addEventListener("toggle", () => shown.children.length > 1 || shown.append(element("pre", {}, ...textOf(node.text ?? ""))));
+  return shown;
+}
+
 function showConversation(question) {
   const leaf = question.leaves[view.leaf];
   const span = spanOf(question, view.tint);
   const message = (role, ...text) => element("div", { class: `message ${role}` }, element("p", { class: "role" }, role), ...text);
-  const parts = [...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, ...textOf(text))));
+  const parts = [promptOf(question.nodes[0])];
+  parts.push(...[...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, ...textOf(text)))));
   for (const at of pathTo(question, leaf.node).slice(1)) {
     const node = question.nodes[at];
     const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]));
@@ -111,10 +133,12 @@ function showConversation(question) {
   }
   find("conversation").replaceChildren(...parts);
   const { title, middle, signed: both } = TINTS[view.tint];
-  const ends = both ? [middle - span, middle, middle + span] : [middle, middle + span];
+  const byShare = view.tint === "entropy" && data.percentiles.at(-1)?.[1];
+  const ends = byShare ? data.percentiles.map(([, value]) => value) : both ? [middle - span, middle, middle + span] : [middle, middle + span];
+  const said = (value, i) => ` ${round(value)}${byShare ? ` (${data.percentiles[i][0]} %)` : ""} `;
   find("legend").replaceChildren(
-    `${title}: `,
-    ...ends.map((value) => Object.assign(element("span", { class: "token" }, ` ${round(value)} `), { style: `background-color: ${tinted(value, view.tint, span)}` })),
+    `${title}${byShare ? " / ln |V|, by the share of the run's tokens below" : ""}: `,
+    ...ends.map((value, i) => Object.assign(element("span", { class: "token" }, said(value, i)), { style: `background-color: ${tinted(value, view.tint, span)}` })),
   );
 }
 

@@ -28,7 +28,8 @@ from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
 from tasks.trees.tree import TURN, CallResult, calls_of, results_of
 
-SCALES = {"entropy": 1000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
+SCALES = {"entropy": 100_000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
+SHARES = (50, 75, 90, 99)  # percentiles of a run's entropies, between which tints change
 OF_TOKENS = {"gap": "logprob_gap", "ratio": "ratio", "clipped": "clipped"}  # of tokens.parquet
 LARGEST = 2**31  # stands for an infinite value
 NEEDED = ("questions", "nodes", "leaves", "rewards", "advantages", "decisions")
@@ -70,6 +71,17 @@ def iterations(tables: Tables) -> list[dict[str, int]]:
         {"number": number, "questions": questions[number], "leaves": leaves.get(number, 0)}
         for number in sorted(questions)
     ]
+
+
+def entropy_percentiles(tables: Tables) -> list[float]:
+    """Return the SHARES of the entropies of all sampled tokens of a run; [] where there is none.
+
+    A policy that is nearly certain has entropies over decades, with a few high ones: a scale up to
+    the largest would show all others alike.
+    """
+    lists = tables["nodes"]["entropies"]
+    values = pc.drop_null(pc.list_flatten(lists)).to_numpy()
+    return [float(value) for value in np.percentile(values, SHARES)] if len(values) else []
 
 
 def iteration(
@@ -185,11 +197,14 @@ def _leaf(row: Any, reward: Any, credit: Any, trace: str | None) -> dict[str, An
 
 
 def _decision(row: Any) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in DECISION}
-    return {
-        name: None if pd.isna(value) else round(value, 4) if isinstance(value, float) else value
-        for name, value in values.items()
-    }
+    return {name: _short(getattr(row, name)) for name in DECISION}
+
+
+def _short(value: Any) -> Any:
+    """Return a value of a decision with six digits; None for none."""
+    if pd.isna(value):
+        return None
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def packed(values: Any, name: str) -> int | list[int]:

@@ -72,6 +72,7 @@ def write_run(
         "recipe": name,
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
         "scales": forest.SCALES,
+        "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
         "links": links or {},
         "commit": git.revision().commit or "",
         **results.of_run(name, recipe),

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.analysis import rises
+from flows.analysis.rises import Measured
 from flows.tracking import comparison_report, curve_file
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
@@ -45,6 +47,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         else "",
         "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
         "curve": curve_file.read(RunFolders(name).curve),
+        "rises": _rises(name),
         "recipe_text": written.text(),
         "recipe_changed": list(written.changes()) if written.has_base else [],
         "algorithm": recipe.reinforce.algorithm,
@@ -56,6 +59,14 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
             "draw": rollout.draw,
         },
     }
+
+
+def _rises(name: str) -> Measured:
+    """Return what the entropy does after tool results; {} for a run without such decisions."""
+    try:
+        return rises.of_run(name)
+    except ValueError:
+        return {}
 
 
 def of_comparison(

@@ -3,7 +3,7 @@
 const MOST_CURVES = [
   ["reward", "reward"],
   ["success", "success"],
-  ["entropy", "entropy"],
+  ["entropy", "entropy / ln |V|"],
   ["tool_calls_a_leaf", "tool calls a leaf"],
 ];
 
@@ -43,6 +43,20 @@ function showResults() {
   find("verdict").textContent = [data.verdict && `Verdict: ${data.verdict}.`, data.panel].filter(Boolean).join(" ");
 }
 
+// Show what the entropy does after tool results: the sentence that matters most, and all of it.
+function showRises() {
+  const rises = data.rises ?? {};
+  const of = (label) => round(rises[label][0], 4).replace("-", "−");
+  const cell = ([mean, ...bounds]) => (mean === undefined ? "" : round(mean, 4).replace("-", "−") + (bounds.length ? ` [${bounds.map((one) => round(one, 4)).join(", ")}]` : ""));
+  if (!Object.keys(rises).length) return;
+  const found = cell(rises["AUC of the rise dH"]);
+  const line =
+    `Entropy after tool results: dH ${of("dH, percentile 5")} to ${of("dH, percentile 95")}, P ${of("P, percentile 5")} to ${of("P, percentile 95")} ` +
+    `(5 to 95 % of the results)${found ? `; AUC of dH for rewards that differ ${found}` : ""}`;
+  const rows = Object.entries(rises).map(([name, values]) => [name, cell(values)]);
+  find("rises").append(element("details", {}, element("summary", {}, line), table("Entropies are divided by ln |V|; intervals: 95 % bootstrap over trees", ["", data.recipe], rows)));
+}
+
 async function showIntervals() {
   const rows = data.results.filter((row) => row.measure.startsWith("success")).reverse();
   if (!rows.length) return;
@@ -51,7 +65,7 @@ async function showIntervals() {
     withIntervals(names, (name) => rows[names.indexOf(name)].agents[agent] || null, label(agent), COLOURS[1 - (i % 2)], 100),
   );
   await draw("intervals", traces, {
-    ...{ height: 110 + 36 * names.length, xaxis: { title: { text: "success (%)" } }, yaxis: { automargin: true } },
+    ...{ height: 110 + 36 * names.length, xaxis: { title: { text: "success (%)" }, rangemode: "nonnegative" }, yaxis: { automargin: true, ticksuffix: "  " } },
     ...{ legend: { orientation: "h", y: 1.15 }, scattermode: "group", scattergap: 0.6 },
   });
 }

@@ -173,7 +173,7 @@ function ruleOf(decision) {
   if (decision.kind === "mark") return `at a mark: every trajectory branches; ${rise}; ${added}`;
   const { base, weight, threshold, draw } = data.rule;
   const rule = draw ? `drawn with P, ${decision.wanted ? "yes" : "no"}` : `P ${decision.wanted ? ">" : "≤"} ${round(threshold)}`;
-  return `after a tool result: ${rise}; P = ${round(base)} + ${round(weight)} × ΔH = ${round(decision.probability)}, ${rule}; ${added}`;
+  return `after a tool result: ${rise}; P = ${round(base)} + ${round(weight)} × ΔH = ${round(decision.probability, 5)}, ${rule}; ${added}`;
 }
 
 async function showIcicle(question) {
@@ -196,7 +196,7 @@ async function showIcicle(question) {
     ids: question.nodes.map((_, i) => String(i)),
     labels: titles.map((lines) => lines.map(label).join("<br>")),
     parents: question.nodes.map((node) => (node.parent < 0 ? "" : String(node.parent))),
-    values: question.nodes.map((node) => Math.max(1, node.size)),
+    values: question.nodes.map((node) => (node.kind === "prompt" ? 0 : Math.max(1, node.size))), // a prompt may be longer than all that follows
     branchvalues: "remainder",
     sort: false,
     textinfo: "label",
@@ -300,6 +300,7 @@ function listen() {
 }
 
 showResults();
+showRises();
 listen();
 plotly(); // begins to unpack it
 showPlace().then(showIntervals).then(showCurves);

@@ -149,6 +149,89 @@ def test_tints_follow_the_values(opened, file):
     assert np.all(np.diff(growing) >= 0) and growing[0] < growing[-1] == 0.65
 
 
+SYSTEM = "<|im_start|>system\nAnswer with the tool.<|im_end|>\n" * 20
+
+
+@pytest.fixture(scope="module")
+def certain(written, grown):
+    """A run of a large policy: long prompts, entropies near 0 but for a few, small rises."""
+    tree = grown("q00", said=("first\nthen", "2+2"))
+    nodes = [replace(one, entropies=one.entropies * 0.02) for one in tree.nodes]
+    tokens = np.zeros(500, np.int32)
+    nodes[0] = replace(nodes[0], text=SYSTEM + nodes[0].text, tokens=tokens)
+    values = {"initial_entropy": 0.00412, "entropy": 0.00432, "rise": 0.0002}
+    (decision,) = tree.decisions
+    return written(
+        [[replace(tree, nodes=nodes, decisions=[replace(decision, **values, probability=0.50004)])]]
+    )
+
+
+def test_tints_of_a_certain_policy_tell_its_tokens_apart(opened, certain):
+    shown = opened(certain, "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    strengths = shown.run(
+        "return view.block.questions[0].nodes.filter(isTurn).flatMap((node) => "
+        "valuesOf(node, 'entropy').map((value) => strengthOf(value, 'entropy', 1)))"
+    )
+    assert np.percentile(strengths, (50, 75, 90)) == pytest.approx((0.25, 0.5, 0.75), abs=0.05)
+    ends = [entry for entry in shown.text("legend").split(") ") if "%" in entry]
+    assert [end.split("(")[1].removesuffix(")").strip() for end in ends] == [
+        *("50 %", "75 %", "90 %", "99 %")
+    ]
+
+
+def test_small_rises_are_shown_with_their_digits(opened, certain):
+    shown = opened(certain, "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    assert "0.00432 − 0.00412 = +0.0002; P = 0.5 + 0.2 × ΔH = 0.50004, P > 0.5" in shown.text(
+        "decisions"
+    )
+    assert "dH 0.0002 to 0.0002, P 0.5 to 0.5" in shown.text("rises")
+    assert "decisions after tool results" in shown.text("rises")
+
+
+def test_a_long_prompt_does_not_hide_what_follows(opened, certain):
+    shown = opened(certain, "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    widths = shown.run(
+        "return [...document.querySelectorAll('#icicle path.surface')]"
+        ".map(one => one.getBoundingClientRect()).map(box => [Math.round(box.top), box.width])"
+    )
+    top = min(height for height, _ in widths)
+    (prompt,) = [width for height, width in widths if height == top]
+    below = sorted({height for height, _ in widths})[1]
+    assert sum(width for height, width in widths if height == below) == pytest.approx(prompt, 0.05)
+    assert "<|im_start|>" not in shown.text("conversation")
+    shown.run("document.querySelector('.prompt').open = true")
+    shown.until(
+        "return document.querySelector('.prompt pre')?.textContent.includes('<|im_start|>')"
+    )
+    assert "(500 tokens)" in shown.text("conversation")
+
+
+def test_a_token_that_ends_a_line_can_be_seen(opened, certain):
+    shown = opened(certain, "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    marked = "return [...document.querySelectorAll('.token.line')].map(one => one.textContent)"
+    lines = shown.run(marked)
+    assert lines and all("\n" in line for line in lines)
+    mark = "return getComputedStyle(document.querySelector('.token.line'), '::before').content"
+    assert shown.run(mark) == '"↵"'
+
+
+@pytest.mark.parametrize(("width", "rows"), [(400, 4), (800, 2), (1300, 1)])
+def test_curves_stand_below_each_other_in_a_narrow_window(browser, opened, file, width, rows):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        shown = opened(file).drawn("curves")
+        tops = (
+            "return [...document.querySelectorAll('#curves text')]"
+            ".filter(one => /^x[0-9]*title/.test(one.getAttribute('class')))"
+            ".map(one => Math.round(one.getBoundingClientRect().top))"
+        )
+        assert len(set(shown.run(tops))) == rows
+        assert shown.run("return document.documentElement.scrollWidth") <= width
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_hostile_texts_are_shown_and_do_nothing(opened, written, grown):
     said = (HOSTILE, HOSTILE)
     for with_tokenizer in (True, False):
@@ -201,6 +284,7 @@ def test_spread_numbers_begin_everywhere():
 
 def test_values_are_packed():
     assert forest.packed([1.0, 1.0], "ratio") == 1000
-    assert forest.packed([0.1234, float("inf")], "entropy")[0] == 123
-    assert forest.packed([0.1238, float("inf")], "entropy")[0] == 124, "rounded, not cut"
+    assert forest.packed([0.12344, float("inf")], "ratio")[0] == 123
+    assert forest.packed([0.1238, float("inf")], "ratio")[0] == 124, "rounded, not cut"
+    assert forest.packed([0.00012, 0.1], "entropy") == [12, 10_000], "of a policy that is certain"
     assert forest.packed([], "gap") == []
