@@ -102,6 +102,8 @@ def leaves(recipe: str, iteration: Iterations = None, project: Path | str = HERE
 def rewards(recipe: str, iteration: Iterations = None, project: Path | str = HERE) -> pd.DataFrame:
     """Return reward, score, answer, faults and lengths of each leaf (tasks/reward.py).
 
+    ``lenient`` and ``last_number``: whether the answer stands in the last turn, whatever its form,
+    and as its last number; missing where that means nothing, and in runs of earlier releases.
     ``estimate``: the reward model's probability of success; missing where there is no such model.
     """
     return _with_breakdown(_trees(recipe, "rewards", iteration, project))

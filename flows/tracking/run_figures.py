@@ -325,7 +325,8 @@ def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None)
     ``rows``: one a decision, with ``position`` (tokens before it, prompt included), ``rise``
     (entropy over ln|V| minus that of the trajectory's start), ``wanted`` (the rule's decision) and
     ``added`` (branches that were started). ``threshold``: the rise above which a path branches
-    (tasks/rollouts/branching.py), or None where no single value decides.
+    (tasks/rollouts/branching.py), or None where no single value decides. Rows at results have the
+    rule's ``probability``, too.
     """
     need_columns(rows, "branching decisions", "position", "rise", "wanted", "added")
     verdicts = [_verdict(row) for row in rows]
@@ -352,9 +353,18 @@ def decisions(rows: Sequence[Mapping[str, Any]], threshold: float | None = None)
         ylabel="rise of the mean entropy / ln |V|",
     )
     _whole_numbers(axes)
-    _tidy(axes, f"{len(rows):,} branching decisions")
+    _tidy(axes, f"{len(rows):,} branching decisions{_odds(rows)}")
     _legend(figure, loc="outside lower center", ncols=2)
     return figure
+
+
+def _odds(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words how far from one half the rule's P is; "" for decisions at marks alone."""
+    known = [p for row in rows if (p := row.get("probability")) is not None]
+    if not known:
+        return ""
+    low, high = np.percentile(np.array(known), [5, 95])
+    return f", P {low:.4f} to {high:.4f} (5 to 95 %)"
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

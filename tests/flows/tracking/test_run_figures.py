@@ -254,6 +254,15 @@ def test_decisions_are_marked_by_verdict():
     assert axes.get_title(loc="left") == "12 branching decisions"
 
 
+def test_odds_of_a_certain_policy_have_their_digits():
+    rows = [{**row, "probability": 0.5 + 0.2 * row["rise"] / 1000} for row in decision_rows()]
+    at_marks = [{**row, "probability": None} for row in decision_rows()]
+    title = run_figures.decisions([*rows, *at_marks]).axes[0].get_title(loc="left")
+    assert title.startswith("24 branching decisions, P 0.")
+    low, high = (float(word) for word in title.split()[4:7:2])
+    assert 0.4999 <= low <= 0.5 <= high <= 0.5001
+
+
 def test_decisions_without_a_threshold():
     figure = run_figures.decisions(decision_rows()[-2:])
     assert [ys(line) for line in figure.axes[0].get_lines()] == [[0, 0]]
