@@ -25,6 +25,7 @@ from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attentio
 
 from tasks.engines.transformers import products
 from tasks.engines.transformers.cache import Network, RaggedCache
+from tasks.engines.transformers.kind import MOST_COPIED
 from tasks.engines.transformers.products import product
 from tasks.engines.transformers.shared_attention import attend
 from tasks.policy import token_ids
@@ -32,7 +33,6 @@ from tasks.policy import token_ids
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 KINDS = (torch.float32, torch.bfloat16)
 SMALL = 4_000_000  # weights of a policy whose products are fast as they are
-MOST_COPIED = 2**31  # bytes of weights that are copied where nothing else has to be
 SHARED = 1024  # positions x rows that share them from which reading these once is faster
 SCORES = 2**24  # of queries and keys that are computed at once: bounds memory
 
@@ -107,10 +107,8 @@ def decoder(model: Any, context: int, kind: torch.dtype | None = None) -> Decode
     """
     kind = kind or model.dtype
     config, weight = model.config, model.get_input_embeddings().weight
-    base = model.base_model
-    cosines, sines = base.rotary_emb(torch.zeros(1), torch.arange(context)[None])
-    size = cosines.shape[-1]
-    halves = (part[0, :, None, : size // 2] for part in (cosines, sines))
+    base, turns = model.base_model, rotations(model, context)
+    size = 2 * turns.shape[-1]
     heads, key_value_heads = config.num_attention_heads, config.num_key_value_heads
     laid_out = products.transposed if is_small(model, kind) else products.packed
     laid = _Layout(kind, size, laid_out)
@@ -123,10 +121,18 @@ def decoder(model: Any, context: int, kind: torch.dtype | None = None) -> Decode
         heads=heads,
         key_value_heads=key_value_heads,
         head_size=size,
-        rotations=torch.complex(*halves),
+        rotations=turns,
         scales=torch.tensor([size**-0.5] * heads + [1.0] * key_value_heads)[:, None],
         kind=kind,
     )
+
+
+def rotations(model: Any, context: int) -> Tensor:
+    """Return the rotations of rotary positions: [positions, 1, half a head's size], complex."""
+    cosines, sines = model.base_model.rotary_emb(torch.zeros(1), torch.arange(context)[None])
+    size = cosines.shape[-1]
+    halves = (part[0, :, None, : size // 2] for part in (cosines, sines))
+    return torch.complex(*halves)
 
 
 def _fits(model: Any) -> bool:

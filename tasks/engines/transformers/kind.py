@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from tasks.ledger.artifacts import Artifact
     from tasks.policy.resident import Learner
 
-LOGIT = 2 * 4  # bytes of a logit and its log-probability in a decoding step, in float32
+LOGIT = 2 * 4  # bytes of a logit and its exponential in a decoding step, in float32
+MOST_COPIED = 2**31  # bytes of weights that are copied, packed, where no cast has to be made
 
 
 def open_engine(
@@ -30,10 +31,15 @@ def open_engine(
 
 
 def memory(load: SamplingLoad) -> dict[str, float]:
-    """Return bytes by part: a cast of the learner's weights, and what is kept of every path."""
+    """Return bytes by part: a cast of the learner's weights, and what is kept of every path.
+
+    On a CPU weights in float32 are packed, unless they are too large (decoder.py).
+    """
     cast = {"sampling's cast": load.cast} if load.cast else {}
+    packs = not load.cast and load.gpu is None and load.weights <= MOST_COPIED
     return {
         **cast,
+        **({"weights packed to sample": load.weights} if packs else {}),
         "keys and values": load.rows * load.keys_values,
         **({"states": load.rows * load.states} if load.states else {}),
         "logits of a step": load.rows * load.vocabulary * LOGIT,

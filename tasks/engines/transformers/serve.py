@@ -6,6 +6,7 @@
 written, or sent where this machine does not see it. The server asks for a token as vLLM's does
 (tasks/engines/vllm/serve.py). The turns of one request are one batch, computed from the beginning
 of their contexts: what they draw depends on no other request, and nothing outlives an update.
+Clients of OpenAI's protocol are answered, too (openai_protocol.py), with the token as their key.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.servers import command
 from tasks.engines.servers.token_guard import GENERATE, RPC, Guard
 from tasks.engines.servers.weights_check import digest_of
+from tasks.engines.transformers import openai_protocol
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy import token_ids
 from tasks.policy.load_model import load_policy, load_tokenizer
@@ -43,6 +45,7 @@ class Served:
     def __init__(self, machine: Machine, folder: Path) -> None:
         """Load the policy in ``folder``. Raises OSError where it holds none."""
         self.machine, self.version, self.lock = machine, "", threading.Lock()
+        self.name = str(folder)
         self.held: TransformersEngine | None = None
         self.load_folder(str(folder), "")
 
@@ -141,7 +144,8 @@ def app_of(served: Served) -> Starlette:
     answers = {GENERATE: generate, RPC: call}
     answers |= dict.fromkeys(("/pause", "/resume", "/reset_prefix_cache"), done)
     routes = [Route(path, answer, methods=["POST"]) for path, answer in answers.items()]
-    return Starlette(routes=[*routes, Route("/health", done)], exception_handlers={Exception: fail})
+    routes += [*openai_protocol.routes(served), Route("/health", done)]
+    return Starlette(routes=routes, exception_handlers={Exception: fail})
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +15,14 @@ from params.schema.base import Machine
 from tasks.engines.contract import Engine, check_room
 from tasks.engines.transformers import time_steps, ways
 from tasks.engines.transformers.cache import Network, RaggedCache, RaggedSession, SpareMemory
-from tasks.engines.transformers.decoder import decoder, decodes, is_small, network
+from tasks.engines.transformers.decoder import (
+    Decoder,
+    decoder,
+    decodes,
+    is_small,
+    network,
+    rotations,
+)
 from tasks.engines.transformers.drawing import Drawing
 from tasks.engines.transformers.own_cache import OwnCacheSession, OwnPass
 from tasks.engines.transformers.sampling_worker import (
@@ -37,6 +45,33 @@ from tasks.policy.parallel import lanes
 from tasks.trees import marks
 
 GROUPED = "grouped"  # our attention function in transformers, which looks for "sdpa" in names
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A policy's weights, laid out, and what they were made of."""
+
+    decoder: Decoder
+    ids: token_ids.TokenIds
+    weights: list[Tensor]
+    versions: list[int]  # of the weights: torch counts the changes of each
+
+    @classmethod
+    def of(cls, model: Any, precision: torch.dtype) -> Packed:
+        """Lay out a model's weights."""
+        weights = list(model.parameters())
+        versions = [weight._version for weight in weights]
+        return cls(decoder(model, 1, precision), token_ids.of(model), weights, versions)
+
+    def holds(self, model: Any) -> bool:
+        """Return whether the model has these weights, unchanged."""
+        now = list(model.parameters())
+        return (
+            len(now) == len(self.weights)
+            and all(one is other for one, other in zip(now, self.weights, strict=True))
+            and [weight._version for weight in now] == self.versions
+            and token_ids.of(model) == self.ids
+        )
 
 
 def engine_of(model: Any, tokenizer: Any, machine: Machine) -> TransformersEngine:
@@ -63,6 +98,8 @@ class TransformersEngine:
         self.tokenizer = tokenizer
         self.precision = precision or model.dtype
         self.spare = SpareMemory()
+        self.packed: Packed | None = None
+        self.lock = threading.Lock()  # of ``packed``
 
     def pieces(self) -> list[str]:
         """Return the text of each token of the vocabulary."""
@@ -81,9 +118,8 @@ class TransformersEngine:
         """Return this engine, and for a small policy ones that sample in worker processes."""
         if not ways.abilities_of(self.model.config).cached:
             return [self]  # whose passes may keep a state in the model's modules
-        if decodes(self.model, self.precision) and not is_small(self.model, self.precision):
-            return [self]  # with all threads: a step costs little more for twice as many rows
-        other: Engine = WorkerEngine(self) if decodes(self.model) else self
+        small = decodes(self.model, self.precision) and is_small(self.model, self.precision)
+        other: Engine = WorkerEngine(self) if small else self  # threads share packed weights
         return [self, *[other] * (lanes(self.model.device.type, most) - 1)]
 
     @contextmanager
@@ -106,16 +142,27 @@ class TransformersEngine:
     def _ragged(self, drawing: Drawing, paths: int) -> Iterator[RaggedSession]:
         attention = self.model.config._attn_implementation
         self.model.set_attn_implementation(GROUPED)
-        if decodes(self.model, self.precision):
-            own = network(decoder(self.model, drawing.context, self.precision))
-        else:
-            own = library(self.model)
+        lean = decodes(self.model, self.precision)
+        own = network(self._decoder(drawing.context)) if lean else library(self.model)
         session = RaggedSession(own, self.spare, drawing, paths)
         try:
             yield session
         finally:
             session.end_session()
             self.model.set_attn_implementation(attention)
+
+    def _decoder(self, context: int) -> Decoder:
+        """Return the weights as they are now, laid out; packed ones are kept until they change.
+
+        Sessions in parallel share them, and so do those of the next questions.
+        """
+        if is_small(self.model, self.precision):
+            return decoder(self.model, context, self.precision)
+        with self.lock:
+            if self.packed is None or not self.packed.holds(self.model):
+                self.packed = None  # frees its memory before the next is made
+                self.packed = Packed.of(self.model, self.precision)
+            return replace(self.packed.decoder, rotations=rotations(self.model, context))
 
     @contextmanager
     def _own_cache(self, drawing: Drawing, paths: int) -> Iterator[OwnCacheSession]:

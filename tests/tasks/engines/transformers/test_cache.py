@@ -94,3 +94,56 @@ def test_extreme_noise_draws_probable_tokens(noise):
     logits = torch.tensor([[-200.0, 0.0, -200.0, 1.0, -200.0]])
     tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0, ONE)
     assert tokens.tolist() == ([1] if noise == 0 else [3])
+
+
+# ---- a large vocabulary, whose tokens are found by blocks
+
+LARGE = 5003  # not a multiple of a block
+
+
+def test_blocks_give_the_token_of_the_cumulative_distribution():
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(4, LARGE, generator=random)
+    logits[0, : LARGE // 2] = -1e30  # whole blocks without mass
+    noise, rows = torch.rand(400, generator=random), torch.arange(4).repeat_interleave(100)
+    tokens, logprobs, entropies = draw(logits, noise, 0.8, 1.0, rows)
+    exact = (logits.double() / 0.8).log_softmax(-1)
+    ends = exact.exp().cumsum(-1)
+    below = torch.where(tokens > 0, ends[rows, tokens - 1], 0.0)
+    assert ((below - 1e-6 <= noise) & (noise <= ends[rows, tokens] + 1e-6)).all()
+    torch.testing.assert_close(logprobs.double(), exact[rows, tokens], rtol=0, atol=2e-6)
+    entropy = -(exact.exp() * exact).sum(-1) / np.log(LARGE)
+    torch.testing.assert_close(entropies.double(), entropy[rows], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.0, float(1 - 2**-24), 1.0])
+def test_extreme_noise_draws_probable_tokens_of_a_large_vocabulary(noise):
+    logits = torch.full((1, LARGE), -200.0)
+    logits[0, 300], logits[0, LARGE - 700] = 0.0, 1.0
+    tokens, _, _ = draw(logits, torch.tensor([noise]), 1.0, 1.0, ONE)
+    assert tokens.tolist() == [300 if noise == 0 else LARGE - 700]
+
+
+def test_a_draw_from_a_large_vocabulary_does_not_depend_on_its_neighbours():
+    random = torch.Generator().manual_seed(0)
+    logits, noise = torch.randn(9, LARGE, generator=random), torch.rand(9, generator=random)
+    for top_p in (1.0, 0.9):
+        together = draw(logits, noise, 1.0, top_p, torch.arange(9))
+        for row in range(9):
+            alone = draw(logits[row : row + 1], noise[row : row + 1], 1.0, top_p, ONE)
+            assert [float(one) for one in alone] == [float(all_of[row]) for all_of in together]
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.3, 0.95])
+@pytest.mark.parametrize("vocabulary", [40, 2048, 49_152])
+def test_the_nucleus_is_that_of_a_full_sort(scale, top_p, vocabulary):
+    """Scale 0: all are equal, and the first ones stay; others have ties by rounding."""
+    random = torch.Generator().manual_seed(0)
+    logits = (scale * torch.randn(3, vocabulary, generator=random)).to(torch.bfloat16).float()
+    probabilities = logits.softmax(-1)
+    ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p
+    expected = probabilities.masked_fill(outside.gather(-1, index.argsort(-1)), 0.0)
+    found = nucleus(probabilities, top_p)
+    assert torch.equal(found, expected)

@@ -205,9 +205,30 @@ def test_the_beginning_that_prompts_share_is_fed_once(large, monkeypatch):
     assert fed[:2] == [120, sum(5 + 3 * row for row in range(4))]
 
 
-def test_a_policy_with_packed_weights_is_sampled_in_one_batch(large):
-    engine = TransformersEngine(large, Tokenizer())
-    assert engine.replicas(4) == [engine]
+def test_sessions_share_packed_weights_until_these_change(large):
+    model = copy.deepcopy(large)
+    engine = TransformersEngine(model, Tokenizer())
+
+    def drawn():
+        with engine.session(1, 50, 1.0, 1.0, []) as session:
+            (sample,) = session.sample([SamplingRequest(session.open(), dialogues(1, 9)[0], 1, 9)])
+        return sample.logprobs, engine.packed
+
+    (first, weights), (again, kept) = drawn(), drawn()
+    assert kept is weights and first.tolist() == again.tolist()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    changed, made = drawn()
+    assert made is not weights and changed.tolist() != first.tolist()
+
+
+def test_a_policy_with_packed_weights_is_sampled_in_threads(large):
+    engine, before = TransformersEngine(large, Tokenizer()), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert engine.replicas(4) == [engine, engine]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_attention_over_shared_keys_is_attention():

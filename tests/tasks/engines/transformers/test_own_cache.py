@@ -11,7 +11,7 @@ import torch
 
 from params.schema.base import Machine
 from tasks.engines.contract import SamplingRequest
-from tasks.engines.transformers.own_cache import OwnCacheSession
+from tasks.engines.transformers.own_cache import OwnCacheSession, OwnPass
 from tasks.engines.transformers.serve import Served
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.policy.lean_transformers import transformers
@@ -188,6 +188,36 @@ def test_a_turn_does_not_depend_on_its_neighbours(engine):
         assert same.tokens.tolist() == sample.tokens.tolist()
         assert same.stopped == sample.stopped
         np.testing.assert_allclose(same.logprobs, sample.logprobs, rtol=0, atol=1e-4)
+
+
+def test_a_beginning_that_prompts_share_is_computed_once(engine, monkeypatch):
+    """Equal numbers, and fewer tokens in those families that go on from a cache at once."""
+    counted = []
+    compute = OwnPass.compute
+
+    def watched(self, tokens, *others):
+        counted.append(tokens.size)
+        return compute(self, tokens, *others)
+
+    monkeypatch.setattr(OwnPass, "compute", watched)
+    contexts = [np.concatenate([text(100, 0), text(4 + row, 1 + row)]) for row in range(6)]
+    with engine.session(6, 140, 1.0, 1.0, []) as session:
+        requests = [
+            SamplingRequest(session.open(), tokens, 50 + i, 2) for i, tokens in enumerate(contexts)
+        ]
+        able = session.own_pass.cached and session.own_pass.several
+        counted.clear()
+        samples = session.sample(requests)
+    new = sum(map(len, contexts))
+    if able:
+        assert sum(counted) < new - 4 * 100
+    for request, sample in zip(requests, samples, strict=True):
+        row = torch.from_numpy(np.concatenate([request.tokens, sample.tokens])).long()
+        with torch.no_grad():
+            logits = engine.model(input_ids=row[None], use_cache=False).logits[0].float()
+        logprobs = torch.log_softmax(logits[len(request.tokens) - 1 : -1], -1)
+        own = logprobs.gather(1, row[len(request.tokens) :, None])[:, 0]
+        np.testing.assert_allclose(sample.logprobs, own.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
