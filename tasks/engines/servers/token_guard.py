@@ -24,8 +24,9 @@ TOKEN_FILE = Path(".beamline/server.token")
 SHORTEST = 16  # characters of a token
 Headers = Iterable[tuple[bytes, bytes]]
 GENERATE, RPC = "/inference/v1/generate", "/collective_rpc"
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"  # of clients of OpenAI's protocol
 # Calls that change no weights; the version is unknown after any other one, and the run loads anew.
-HARMLESS = (GENERATE, "/reset_prefix_cache", "/pause", "/resume")
+HARMLESS = (GENERATE, CHATS, TEXTS, "/reset_prefix_cache", "/pause", "/resume")
 HARMLESS_METHODS = (  # by RPC
     *("measure_entropies", "sample_trees", "draw_from", "policy", "weight_digest"),
 )
