@@ -15,10 +15,22 @@ from tasks.trees.tree import ToolSpec
 
 TAGS, PYTHON = "tags", "python"
 RUN_PYTHON = """    if tool == "python":  # the model's code runs here: put it into a sandbox
-        run = [sys.executable, "-I", "-c", argument]
-        ran = subprocess.run(run, capture_output=True, text=True, timeout=20)
-        return (ran.stdout or ran.stderr).strip()
+        run = [sys.executable, "-I", "-c", RUNNER]
+        ran = subprocess.run(run, input=argument, capture_output=True, text=True, timeout=20)
+        return (ran.stdout + ran.stderr.strip().rpartition("\\n")[2]).strip()
 """
+# as tasks/tools/python_worker.py does: the value of a last expression is printed
+RUNNER = '''RUNNER = """
+import ast, sys
+tree = ast.parse(sys.stdin.read())
+last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+names = {"__name__": "__main__"}
+exec(compile(tree, "<code>", "exec"), names)
+value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names) if last else None
+if value is not None:
+    print(value)
+"""
+'''
 LOOP = Template('''```python
 import re
 import subprocess
@@ -27,7 +39,7 @@ import sys
 import torch
 
 SYSTEM = $system
-
+$runner
 
 def call(tool, argument):
     """Return the result of a tool: $names."""
@@ -81,6 +93,7 @@ def loop(recipe: Recipe, specs: Sequence[ToolSpec], question: str) -> str:
         system=repr(dialogue.system.replace(TOOLS, describe(specs))),
         names=", ".join(names),
         python=RUN_PYTHON if PYTHON in names else "",
+        runner=RUNNER if PYTHON in names else "",
         turns=dialogue.tool_calls + 1,
         turn=dialogue.turn_tokens,
         stop=[*(f"</{name}>" for name in names), "</answer>"],

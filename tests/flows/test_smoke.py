@@ -229,6 +229,14 @@ def test_exported_trajectories_load_as_a_dataset_of_chats(unbroken, tmp_path):
     ]
 
 
+CARD_READER = """
+import re, sys
+code = re.findall(r"```python\\n(.*?)```", open("policy/README.md").read(), re.DOTALL)
+exec("\\n".join(code[:2]).replace("<this folder>", "policy"))
+print([name for name in sys.modules if name.split(".")[0] in ("flows", "params", "tasks")])
+"""
+
+
 def test_the_exported_policy_has_a_card_and_answers_alike(unbroken, tmp_path):
     folder, _ = unbroken
     before = digests(folder)["models/smoke/trained"]
@@ -243,6 +251,11 @@ def test_the_exported_policy_has_a_card_and_answers_alike(unbroken, tmp_path):
     recipe = (folder / "params/smoke.yaml").read_text().strip()
     for told in (table, verdict["reason"], recipe, *digests(folder)):
         assert told in card.text or told.startswith(("reports/", "models/smoke/champion"))
+    asked = subprocess.run(
+        [sys.executable, "-c", CARD_READER], cwd=tmp_path, text=True, capture_output=True
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.endswith("\n[]\n"), "the code of a card needs nothing of the project"
     for file in (folder / "models/smoke/trained").iterdir():
         assert (tmp_path / "policy" / file.name).read_bytes() == file.read_bytes()
     assert not (folder / "models/smoke/trained/README.md").exists()

@@ -9,6 +9,7 @@ import torch
 from flows.analysis import card_code
 from tasks import recipes
 from tasks.dialects.tags import Tags, open_tags
+from tasks.environments import open_environment
 from tasks.tools.contract import text_spec
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, Question
@@ -54,6 +55,21 @@ def test_the_loop_gives_the_policy_what_a_rollout_gives_it(recipe, tokenizer):
     _, result = dialect.observe(prompt, turn, (Call("python", ""),), (seen,), 40)
     assert model.given == [prompt, [*prompt, *turn, *result]]
     assert printed == [f"{TURNS[0]}<result>408</result>{TURNS[1]}"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["12 * 34", "x = 12\nx * 34", "print(12 * 34)", "None", "x = 1", "12 / 0", "import", "  7"],
+)
+def test_python_gives_what_the_tool_gives(recipe, code):
+    shown = card_code.loop(recipe, [PYTHON], QUESTION).partition("```python\n")[2]
+    card = {}
+    exec(shown.partition("def tokens_of")[0], card)
+    opened = open_environment(recipe.tools, {}, 1, Path("none"))
+    with opened as environment, environment.session() as session:
+        ((handle, _),) = session.open([Question("q", "", "?", ())])
+        (seen,) = session.act([(handle, Call("python", code))])
+    assert card["call"]("python", code) == seen.text.strip()
 
 
 def test_a_long_result_is_cut_as_in_training(recipe, tokenizer):
