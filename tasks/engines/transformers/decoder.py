@@ -25,7 +25,6 @@ from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attentio
 
 from tasks.engines.transformers import products
 from tasks.engines.transformers.cache import Network, RaggedCache
-from tasks.engines.transformers.kind import MOST_COPIED
 from tasks.engines.transformers.products import product
 from tasks.engines.transformers.shared_attention import attend
 from tasks.policy import token_ids
@@ -33,6 +32,7 @@ from tasks.policy import token_ids
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 KINDS = (torch.float32, torch.bfloat16)
 SMALL = 4_000_000  # weights of a policy whose products are fast as they are
+MOST_COPIED = 2**31  # bytes of weights that are copied, packed, where no cast has to be made
 SHARED = 1024  # positions x rows that share them from which reading these once is faster
 SCORES = 2**24  # of queries and keys that are computed at once: bounds memory
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tasks.policy.resident import Learner
 
 LOGIT = 2 * 4  # bytes of a logit and its exponential in a decoding step, in float32
-MOST_COPIED = 2**31  # bytes of weights that are copied, packed, where no cast has to be made
 
 
 def open_engine(
@@ -35,6 +34,8 @@ def memory(load: SamplingLoad) -> dict[str, float]:
 
     On a CPU weights in float32 are packed, unless they are too large (decoder.py).
     """
+    from tasks.engines.transformers.decoder import MOST_COPIED
+
     cast = {"sampling's cast": load.cast} if load.cast else {}
     packs = not load.cast and load.gpu is None and load.weights <= MOST_COPIED
     return {
