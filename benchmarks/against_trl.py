@@ -233,14 +233,16 @@ def trl_peer(start: Start, case: Case, micro_batches: int, path: str) -> Any:
     return peer.peer(start.model(), start.tokenizer, start.recipe, shape, start.questions, game)
 
 
-def trl_step(start: Start, case: Case, trainer: Any, number: int) -> Measured:
-    """Do one whole step."""
+def trl_step(
+    start: Start, case: Case, trainer: Any, number: int, trees: Sequence[Tree] | None = None
+) -> Measured:
+    """Do one whole step; with ``trees``, one that samples their leaves."""
     from benchmarks import peer
 
     questions = [each for each in batch_of(start, case, number) for _ in range(case.group)]
     trainer.rewards = drawn_rewards(case, number) if start.draws_rewards else None
     start.tools.take()
-    with deterministic(False):
+    with deterministic(False), peer.scripted(trainer, trees):
         step = peer.steps_of(start.recipe.dialogue)(trainer, questions)
     tool_seconds = start.tools.take()
     trainer.rewards = None
@@ -261,12 +263,17 @@ def trl_step(start: Start, case: Case, trainer: Any, number: int) -> Measured:
     )
 
 
-def trl_sample(start: Start, case: Case, trainer: Any, number: int) -> float:
-    """Measure the seconds of TRL's sampling of a batch, with its tools."""
+def trl_sample(
+    start: Start, case: Case, trainer: Any, number: int, trees: Sequence[Tree] | None = None
+) -> float:
+    """Measure the seconds of TRL's sampling of a batch, with its tools.
+
+    With ``trees``, of the leaves of these, whose questions are the batch.
+    """
     from benchmarks import peer
 
     questions = [each for each in batch_of(start, case, number) for _ in range(case.group)]
-    with deterministic(False):
+    with deterministic(False), peer.scripted(trainer, trees):
         return peer.sample(trainer, questions)
 
 
@@ -287,7 +294,7 @@ def best_peer(
     """
     from benchmarks import peer
 
-    trainer, tried = best_sampler(start, case)
+    trainer, tried = best_sampler(start, case, trees if case.scripted else None)
     seconds = {}
     for parts in case.peer_micro_batches:
         peer.reshape(trainer, replace(trainer.shape, micro_batches=parts))
@@ -298,11 +305,13 @@ def best_peer(
     return trainer, tried
 
 
-def best_sampler(start: Start, case: Case) -> tuple[Any, dict[str, float]]:
+def best_sampler(
+    start: Start, case: Case, trees: Sequence[Tree] | None
+) -> tuple[Any, dict[str, float]]:
     """Find the tool calls and the cache with which TRL samples fastest, if there is a choice.
 
     Returns the trainer, and the seconds of each way. One of a real model takes gigabytes, so each
-    is changed for as many ways as it can.
+    is changed for as many ways as it can. ``trees``, of the first batch: the leaves to sample.
     """
     from benchmarks import peer
 
@@ -314,7 +323,8 @@ def best_sampler(start: Start, case: Case) -> tuple[Any, dict[str, float]]:
         trainer = trl_peer(start, case, case.peer_micro_batches[0], path)
         for cache in case.peer_caches:
             peer.reshape(trainer, replace(trainer.shape, cache=cache))
-            seconds = settled(trl_sample(start, case, trainer, number) for number in range(tries))
+            numbers = [0] * tries if trees else range(tries)
+            seconds = settled(trl_sample(start, case, trainer, n, trees) for n in numbers)
             found.append((seconds, trainer, trainer.shape))
             tried |= {f"sampling, {path}" + f", {cache} cache" * several: seconds} if tries else {}
     _, best, shape = min(found, key=lambda one: one[0])
@@ -344,7 +354,8 @@ def run_case(start: Start, case: Case, repetitions: int) -> dict[str, Any]:
             restore(weights, learning.model)
             restore(weights, trainer.model)
             if name == TRL:
-                measured = trl_step(start, case, trainer, number)
+                given = trees if case.scripted else None  # of Beamline's step right before
+                measured = trl_step(start, case, trainer, number, given)
             else:
                 measured, trees, rewards = beamline_step(start, case, learning, rows[name], number)
                 peers_update = trl_update(trainer, trees, rewards)

@@ -58,6 +58,7 @@ SEED = 0
 
 TRL, BEAMLINE, BRANCHING = "trl", "beamline", "beamline_branching"
 SIDES = (TRL, BEAMLINE, BRANCHING)
+LEADING = (BEAMLINE, TRL, BRANCHING)
 PEER_PATHS = ("rollout_func", "tools")  # as benchmarks/peer.py has them
 ROLLOUT_FUNC = PEER_PATHS[:1]
 
@@ -79,6 +80,8 @@ class Case:
     tries: int = 3  # steps of each shape of TRL that is tried, and of each side for its memory
     repetitions: int = 5  # where the command line does not say
     recipe: str = RECIPE  # whose dialogue, tools, rewards and learning rate both sides have
+    # TRL samples the leaves that Beamline has sampled right before: both have equal lengths.
+    scripted: bool = False
     peer_caches: tuple[str, ...] = ("dynamic",)  # of TRL's ``generate``; the fastest is taken
 
 
@@ -107,10 +110,11 @@ CASES = {
         # As the recipe has it: 4 questions and 8 leaves.
         *(
             Case(
-                *(name, SMOLLM, 4, 8, SIDES, ROLLOUT_FUNC, (4, 1), None, precision),
+                *(name, SMOLLM, 4, 8, LEADING, ROLLOUT_FUNC, (4, 1), None, precision),
                 tries=1,
                 repetitions=3,
                 recipe=SMOLLM,
+                scripted=True,
                 peer_caches=("dynamic", "static"),
             )
             for name, precision in ((SMOLLM, "float32"), (f"{SMOLLM}-bf16", "bfloat16"))

@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
@@ -128,6 +129,8 @@ class Peer(GRPOTrainer):
     given: list[dict[str, Any]] | None = None  # micro-batches to train on instead of sampled ones
     trajectories: Any = None  # returned instead of sampling
     rewards: list[float] | None = None  # instead of scores
+    script: list[list[list[int]]] | None = None  # turns of each rollout, instead of its own draws
+    drawn: list[list[int]] | None = None  # those of the present round
 
     def _generate(self, prompts: list[Any]) -> Any:
         if self.trajectories is not None:
@@ -206,7 +209,8 @@ def peer(
 
 def reshape(trainer: Peer, shape: Shape) -> None:
     """Change a trainer's micro-batches and its cache, as if it had been made so."""
-    args, parts, cache = trainer.args, shape.micro_batches, cache_of(shape)
+    args: Any = trainer.args
+    parts, cache = shape.micro_batches, cache_of(shape)
     args.per_device_train_batch_size = shape.rollouts // parts
     args.gradient_accumulation_steps = args.steps_per_generation = parts
     trainer.current_gradient_accumulation_steps = parts
@@ -378,6 +382,7 @@ class Episode:
     done: Trajectory = field(default_factory=list)  # contexts before the present one
     past: list[Exchange] = field(default_factory=list)
     spent: int = 0  # tokens of all responses
+    script: list[list[int]] = field(default_factory=list)  # turns that it has to take
 
     @property
     def history(self) -> list[int]:
@@ -421,10 +426,14 @@ def play(trainer: Peer, questions: Sequence[Question]) -> list[Trajectory]:
     game, tokenizer = trainer.game, trainer.processing_class
     prompts = {each.text: game.dialect.prompt(each).tolist() for each in questions}
     episodes = [Episode(question, list(prompts[question.text])) for question in questions]
+    for episode, turns_of_it in zip(episodes, trainer.script or (), strict=bool(trainer.script)):
+        episode.script = turns_of_it
     live = list(episodes)
     with sampling(trainer):
         while live:
             histories = [episode.history for episode in live]
+            if trainer.script:
+                trainer.drawn = [episode.script[len(episode.past)] for episode in live]
             turns, _ = trainer._generate_single_turn(histories, None, {}, 1)
             if trainer.ends:
                 turns = [trainer.ends.cut(turn) for turn in turns]
@@ -453,29 +462,82 @@ def sampling(trainer: Peer) -> Iterator[None]:
                 copied.copy_(weight)
         trainer.model_wrapped = trainer.sampler
     try:
-        with ending_turns(trainer.model_wrapped, trainer.ends):
+        with generating(trainer, trainer.model_wrapped):
             yield
     finally:
-        trainer.model_wrapped = learning
+        trainer.model_wrapped, trainer.drawn = learning, None
 
 
 @contextmanager
-def ending_turns(model: Any, ends: TurnEnds | None) -> Iterator[None]:
-    """Give ``generate`` the criterion that ends turns: TRL hands on tokens alone."""
-    if ends is None:
+def generating(trainer: Peer, model: Any) -> Iterator[None]:
+    """Give ``generate`` what TRL does not hand on: the ends of turns, and a script of draws."""
+    if trainer.ends is None and trainer.script is None:
         yield
         return
     generate = model.generate
 
-    def ending(input_ids: Tensor, **others: Any) -> Any:
-        done = StoppingCriteriaList([ends.criterion(input_ids.shape[1])])
-        return generate(input_ids=input_ids, stopping_criteria=done, **others)
+    def with_more(input_ids: Tensor, **others: Any) -> Any:
+        width = input_ids.shape[1]
+        if trainer.ends:
+            others["stopping_criteria"] = StoppingCriteriaList([trainer.ends.criterion(width)])
+        if trainer.drawn:
+            others["logits_processor"] = LogitsProcessorList([following(trainer.drawn, width)])
+        return generate(input_ids=input_ids, **others)
 
-    model.generate = ending
+    model.generate = with_more
     try:
         yield
     finally:
         del model.generate
+
+
+def following(turns: Sequence[Sequence[int]], prompt: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what makes the rows of a batch draw ``turns``; where one is over, its row is free."""
+
+    def only(input_ids: Tensor, scores: Tensor) -> Tensor:
+        step = input_ids.shape[1] - prompt
+        rows = [row for row, turn in enumerate(turns) if step < len(turn)]
+        scores[rows] = -torch.inf
+        scores[rows, [turns[row][step] for row in rows]] = 0.0
+        return scores
+
+    return only
+
+
+def turns_of(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
+    """Return the turns of each trajectory: what was sampled without anything in between."""
+    return [
+        [
+            [token for token, _ in part]
+            for context in trajectory
+            for own, part in groupby(zip(context.response, context.own, strict=True), _is_own)
+            if own
+        ]
+        for trajectory in trajectories
+    ]
+
+
+def _is_own(token: tuple[int, int]) -> int:
+    return token[1]
+
+
+@contextmanager
+def scripted(trainer: Peer, trees: Sequence[Tree] | None) -> Iterator[None]:
+    """Have TRL sample the leaves of trees, with all of its work but the choice of tokens.
+
+    Raises RuntimeError where it has sampled others. None: it draws by itself.
+    """
+    if trees is None:
+        yield
+        return
+    _, trajectories = trajectories_of(trees)
+    trainer.script = turns_of(trajectories)
+    try:
+        yield
+    finally:
+        trainer.script = None
+    if trainer.played != trajectories:
+        raise RuntimeError("TRL's dialogues are not those whose turns it was given")
 
 
 def take_turn(game: Game, tokenizer: Any, episode: Episode, turn: list[int]) -> Call | None:

@@ -166,6 +166,22 @@ def test_trl_plays_a_world_as_beamline_does(tiny, tokenizer, row, world):
     assert calls <= ({3, 4, 5, 6} if world == "search" else {5})
 
 
+@pytest.mark.parametrize("world", ["search", "household"])
+def test_trl_samples_the_leaves_that_it_is_given(tiny, tokenizer, row, world):
+    """All of TRL's own code samples; the tokens are those of Beamline's leaves."""
+    case, start = of_world(world, tiny, tokenizer)
+    _, trees, _ = rolled_out(start, row, case)
+    trainer = bench.trl_peer(start, case, 1, peer.ROLLOUT_FUNC)
+    _, expected = peer.trajectories_of(trees)
+    measured = bench.trl_step(start, case, trainer, 0, trees)
+    assert trainer.played == expected
+    assert measured.sampled_tokens == sum(sum(one.own) for each in expected for one in each)
+    bench.trl_step(start, case, trainer, 0)  # on its own again
+    assert trainer.played != expected
+    with pytest.raises(RuntimeError, match="not those"), peer.scripted(trainer, trees):
+        trainer.played = []
+
+
 def scripted(tokenizer, turns):
     """What a policy samples that says ``turns`` in this order, one after each tool result."""
     results = tokenizer.convert_tokens_to_ids("</result>")
@@ -374,7 +390,7 @@ def test_a_case_of_a_real_model_is_measured_on_all_sides(real, precision):
     case, start = real
     machine = start.recipe.machine.model_copy(update={"precision": precision})
     start = replace(start, recipe=start.recipe.model_copy(update={"machine": machine}))
-    entry = bench.run_case(start, case, 1)
+    entry = bench.run_case(start, case, 2)
     floors.add_floors(entry, 1e9)
     ways = {f"sampling, rollout_func, {cache} cache" for cache in ("dynamic", "static")}
     assert set(entry["tried"]) == ways | {f"update, {n} micro-batches" for n in (1, 2)}
@@ -384,7 +400,7 @@ def test_a_case_of_a_real_model_is_measured_on_all_sides(real, precision):
         assert sum(side[part]["median"] for part in parts) == pytest.approx(
             side["step"]["median"], rel=1e-3
         )
-    assert entry["ratios"]["length"] == pytest.approx(1, abs=0.5)
+    assert entry["ratios"]["length"] == entry["ratios"]["sampled_tokens"] == 1
     assert entry["ratios"]["step_branching"] > 0
 
 
