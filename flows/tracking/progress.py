@@ -27,7 +27,7 @@ class Progress:
         self.name, self.total, self.done, self.unit = name, total, done, unit
         self.values: dict[str, Any] = {}
         self.began = self.last_line = time.monotonic()
-        self.done_before = done
+        self.done_before = self.done_in_line = done
         self.bar: tqdm[Any] | None = (
             tqdm(desc=name, total=total, initial=done) if sys.stderr.isatty() else None
         )
@@ -77,11 +77,12 @@ class Progress:
         if self.done >= self.total:
             return False
         now = time.monotonic()
-        wait = min(max(SOON, SHARE * (now - self.began)), LINE_EVERY)
+        soon = max(SOON, SHARE * (now - self.began))
+        wait = min(soon if self.done > self.done_in_line else LINE_EVERY, LINE_EVERY)
         return now - self.last_line >= wait
 
     def _print_line(self) -> None:
-        self.last_line = time.monotonic()
+        self.last_line, self.done_in_line = time.monotonic(), self.done
         values = "".join(f", {name} {value}" for name, value in self.values.items())
         unit = f" {self.unit}" if self.unit else ""
         print(f"{self.name}: {self.done} of {self.total}{unit}{values}{self._time()}", flush=True)

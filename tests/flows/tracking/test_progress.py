@@ -52,6 +52,16 @@ def test_lines_come_soon_then_seldom_and_say_how_long_it_takes(capsys, monkeypat
     assert capsys.readouterr().out == "cold start: 300 of 300 steps, in 30 min\n"
 
 
+def test_a_line_of_the_same_number_comes_once_a_minute(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    work = Progress("reflexion", total=8, unit="questions")
+    for second in range(10, 130, 10):  # rounds in which no task ends
+        now[0] = float(second)
+        work.advance(0)
+    assert capsys.readouterr().out == "reflexion: 0 of 8 questions\n" * 2
+
+
 def test_times_are_short():
     times = [progress.duration(seconds) for seconds in (0.4, 99, 100, 5990, 6000, 90_000)]
     assert times == ["0 s", "99 s", "2 min", "100 min", "1.7 h", "25.0 h"]
