@@ -111,9 +111,10 @@ function cards(node) {
 
 // Return the whole prompt, with the recipe's own message and the marks of the chat template, folded.
 function promptOf(node) {
+  if (!node.prompt) return "";
   const title = `the whole prompt, as the policy reads it (${node.size} tokens)`;
   const shown = element("details", { class: "prompt" }, element("summary", {}, title));
-  shown.addEventListener("toggle", () => shown.children.length > 1 || shown.append(element("pre", {}, ...textOf(node.text ?? ""))));
+  shown.addEventListener("toggle", () => shown.children.length > 1 || shown.append(element("pre", {}, ...textOf(node.prompt))));
   return shown;
 }
 

@@ -165,6 +165,8 @@ def _node(
     node = {"parent": row.parent, "kind": row.kind, "outcome": row.outcome, "size": len(row.tokens)}
     if row.kind != TURN or not texts.known:
         node["text"] = row.text
+    if row.parent < 0 and texts.known:
+        node["prompt"] = texts.whole(row.tokens)
     if row.kind == TURN:
         node["tokens"] = texts.of(row.tokens)
         node["entropy"] = packed(row.entropies, "entropy")
@@ -245,6 +247,10 @@ class Texts:
         if -1 in indices:
             return [self._add(text) for text in reading.spelled(self._decode, tokens.tolist())]
         return indices
+
+    def whole(self, tokens: Any) -> str:
+        """Return the text of all tokens, with marks of turns; "" where no text is known."""
+        return "" if self._decode is None else self._decode(tokens.tolist())
 
     def distinct(self) -> list[str]:
         """Return the texts by their index."""

@@ -47,7 +47,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         else "",
         "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
         "curve": curve_file.read(RunFolders(name).curve),
-        "rises": _rises(name),
+        "rises": [*_rises(name).items()],
         "recipe_text": written.text(),
         "recipe_changed": list(written.changes()) if written.has_base else [],
         "algorithm": recipe.reinforce.algorithm,

@@ -45,15 +45,15 @@ function showResults() {
 
 // Show what the entropy does after tool results: the sentence that matters most, and all of it.
 function showRises() {
-  const rises = data.rises ?? {};
+  const rises = Object.fromEntries(data.rises);
   const of = (label) => round(rises[label][0], 4).replace("-", "−");
   const cell = ([mean, ...bounds]) => (mean === undefined ? "" : round(mean, 4).replace("-", "−") + (bounds.length ? ` [${bounds.map((one) => round(one, 4)).join(", ")}]` : ""));
-  if (!Object.keys(rises).length) return;
+  if (!data.rises.length) return;
   const found = cell(rises["AUC of the rise dH"]);
   const line =
     `Entropy after tool results: dH ${of("dH, percentile 5")} to ${of("dH, percentile 95")}, P ${of("P, percentile 5")} to ${of("P, percentile 95")} ` +
     `(5 to 95 % of the results)${found ? `; AUC of dH for rewards that differ ${found}` : ""}`;
-  const rows = Object.entries(rises).map(([name, values]) => [name, cell(values)]);
+  const rows = data.rises.map(([name, values]) => [name, cell(values)]);
   find("rises").append(element("details", {}, element("summary", {}, line), table("Entropies are divided by ln |V|; intervals: 95 % bootstrap over trees", ["", data.recipe], rows)));
 }
 

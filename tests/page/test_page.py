@@ -149,16 +149,16 @@ def test_tints_follow_the_values(opened, file):
     assert np.all(np.diff(growing) >= 0) and growing[0] < growing[-1] == 0.65
 
 
-SYSTEM = "<|im_start|>system\nAnswer with the tool.<|im_end|>\n" * 20
+SYSTEM = "[system]\nAnswer with the tool.[end]\n" * 20
 
 
 @pytest.fixture(scope="module")
-def certain(written, grown):
+def certain(written, grown, tokenizer):
     """A run of a large policy: long prompts, entropies near 0 but for a few, small rises."""
     tree = grown("q00", said=("first\nthen", "2+2"))
     nodes = [replace(one, entropies=one.entropies * 0.02) for one in tree.nodes]
-    tokens = np.zeros(500, np.int32)
-    nodes[0] = replace(nodes[0], text=SYSTEM + nodes[0].text, tokens=tokens)
+    whole = tokenizer.encode(SYSTEM + tree.question.text, add_special_tokens=False)
+    nodes[0] = replace(nodes[0], tokens=np.array(whole, np.int32))
     values = {"initial_entropy": 0.00412, "entropy": 0.00432, "rise": 0.0002}
     (decision,) = tree.decisions
     return written(
@@ -185,7 +185,11 @@ def test_small_rises_are_shown_with_their_digits(opened, certain):
         "decisions"
     )
     assert "dH 0.0002 to 0.0002, P 0.5 to 0.5" in shown.text("rises")
-    assert "decisions after tool results" in shown.text("rises")
+    rows = (
+        "return [...document.querySelectorAll('#rises th[scope=row]')].map(one => one.textContent)"
+    )
+    labels = shown.run(rows)
+    assert (labels[0], labels[-1]) == ("decisions after tool results", "AUC of H after the result")
 
 
 def test_a_long_prompt_does_not_hide_what_follows(opened, certain):
@@ -198,12 +202,10 @@ def test_a_long_prompt_does_not_hide_what_follows(opened, certain):
     (prompt,) = [width for height, width in widths if height == top]
     below = sorted({height for height, _ in widths})[1]
     assert sum(width for height, width in widths if height == below) == pytest.approx(prompt, 0.05)
-    assert "<|im_start|>" not in shown.text("conversation")
+    assert "[system]" not in shown.text("conversation")
     shown.run("document.querySelector('.prompt').open = true")
-    shown.until(
-        "return document.querySelector('.prompt pre')?.textContent.includes('<|im_start|>')"
-    )
-    assert "(500 tokens)" in shown.text("conversation")
+    text = shown.until("return document.querySelector('.prompt pre')?.textContent")
+    assert text.startswith(SYSTEM) and text.endswith("What is 2+2?")
 
 
 def test_a_token_that_ends_a_line_can_be_seen(opened, certain):
