@@ -358,9 +358,9 @@ def run_case(start: Start, case: Case, repetitions: int) -> dict[str, Any]:
                 measured = trl_step(start, case, trainer, number, given)
             else:
                 measured, trees, rewards = beamline_step(start, case, learning, rows[name], number)
-                peers_update = trl_update(trainer, trees, rewards)
-                operations = needed_operations(learning.model.config, trees, rewards)
-                more = {"peers_update": peers_update, **operations}
+                more = needed_operations(learning.model.config, trees, rewards)
+                if not (case.scripted and name == BEAMLINE):  # TRL's step is of the same leaves
+                    more["peers_update"] = trl_update(trainer, trees, rewards)
                 measured = replace(measured, other=measured.other | more)
             done[name].append(measured)
             print(
@@ -408,11 +408,13 @@ def ratios(sides: Mapping[str, Mapping[str, Mapping[str, float]]]) -> dict[str, 
         return sides[side][name]["median"]
 
     def speeds(side: str) -> dict[str, float]:
+        same = "peers_update" not in sides[side]
+        peers_update = of(TRL, "update") if same else of(side, "peers_update")
         return {
             "step": of(TRL, "step") / of(side, "step"),
             "step_without_tools": of(TRL, "step_without_tools") / of(side, "step_without_tools"),
             "sampling": of(side, "sampled_tokens_a_second") / of(TRL, "sampled_tokens_a_second"),
-            "update": of(side, "peers_update") / of(side, "update"),
+            "update": peers_update / of(side, "update"),
         }
 
     result = speeds(BEAMLINE)

@@ -401,6 +401,7 @@ def test_a_case_of_a_real_model_is_measured_on_all_sides(real, precision):
             side["step"]["median"], rel=1e-3
         )
     assert entry["ratios"]["length"] == entry["ratios"]["sampled_tokens"] == 1
+    assert entry["ratios"]["update"] == trl["update"]["median"] / ours["update"]["median"]
     assert entry["ratios"]["step_branching"] > 0
 
 
