@@ -73,7 +73,7 @@ def memory(recipe: Recipe, row: Algorithm, shape: Shape, card: Card) -> Memory:
     """
     return Memory(
         stays=_staying(recipe, row, shape),
-        update=_of_update(recipe, shape),
+        update=_of_update(recipe, shape, row.entropy_bonus > 0),
         sampling=_of_sampling(recipe, shape, card),
         reward_model=_of_reward_model(recipe, shape),
         first_model=_of_first_model(recipe, shape),
@@ -154,18 +154,19 @@ def servers(recipe: Recipe) -> int:
     return len(recipe.engine.addresses)
 
 
-def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
+def _of_update(recipe: Recipe, shape: Shape, entropy: bool) -> dict[str, float]:
     """Return what the forward and backward pass of one micro-batch adds.
 
-    The backward pass begins with the logits: at most LOGITS_AT_ONCE exist, and their log-softmax,
-    its gradient and their gradient exist at once, in float32. The gradient of the LM head is
-    computed in parts in the precision of the pass: the sum so far, and the part to add. Then it
-    goes through the layers. The larger of the two counts. Casts and activations are whole in each
-    of several processes.
+    The backward pass begins with the logits, of which at most LOGITS_AT_ONCE exist: in float32 and
+    in bfloat16. Where the loss has the ``entropy``, their log-softmax, its gradient and their
+    gradient exist at once instead, and passes in float32 take about as much. The gradient of the LM
+    head is computed in parts in the precision of the pass: the sum so far, and the part to add.
+    Then it goes through the layers. The larger of the two counts. Casts and activations are whole
+    in each of several processes.
     """
     tokens, update = slots(recipe), recipe.reinforce.update
     precision, context = recipe.machine.precision, recipe.prepare.policy.context
-    of_logits = _of_logits(recipe, shape, tokens)
+    of_logits = _of_logits(recipe, shape, tokens, entropy)
     of_layers = _backward(shape, tokens, precision, update.recompute, context)
     cast = casts(shape, precision, update.recompute)
     return {
@@ -176,15 +177,17 @@ def _of_update(recipe: Recipe, shape: Shape) -> dict[str, float]:
     }
 
 
-def _of_logits(recipe: Recipe, shape: Shape, tokens: int) -> dict[str, float]:
+def _of_logits(recipe: Recipe, shape: Shape, tokens: int, entropy: bool) -> dict[str, float]:
     """Return what the logits and the gradient of the LM head add."""
     from tasks.learning.passes import LOGITS_AT_ONCE
 
     logits = min(LOGITS_AT_ONCE[recipe.machine.device], tokens * shape.vocabulary)
     head = 0 if shape.adapters else shape.head
+    number = NUMBER[recipe.machine.precision]
+    each = 3 * FULL if entropy or number == FULL else FULL + number
     return {
-        "logits": 3 * FULL * logits,
-        "gradient being made": 2 * NUMBER[recipe.machine.precision] * head,
+        "logits": each * logits,
+        "gradient being made": 2 * number * head,
     }
 
 

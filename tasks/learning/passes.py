@@ -50,7 +50,8 @@ from tasks.policy.routed_experts import Replay
 
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+LOGITS_AT_ONCE = {"cpu": 2**26, "cuda": 2**28}
+LOGIT_ROWS = 64  # whose sums of exponentials are computed at once
 
 
 # Which experts of a mixture a forest's tokens are sent to: those that what sampled them has chosen.
@@ -139,12 +140,41 @@ def _logprobs(
 
     ``vocabulary``: how many ids can be drawn; 0: no entropies are wanted.
     """
-    logits = head(states_PH).float() / temperature
-    logprobs = -torch.nn.functional.cross_entropy(logits, targets_P, reduction="none")
+    logits = head(states_PH).float()
     if not vocabulary:
-        return logprobs, None
-    every = torch.log_softmax(logits, dim=-1)
+        picked: Tensor = _Picked.apply(logits, targets_P, temperature)
+        return picked, None
+    every = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = every.gather(-1, targets_P[:, None])[:, 0]
     return logprobs, -(every.exp() * every).sum(-1) / math.log(vocabulary)
+
+
+class _Picked(torch.autograd.Function):
+    """Log-probabilities [P] of tokens from logits [P, V], which it takes over as its memory.
+
+    Logits become log-probabilities, and in the backward pass, of which there is one, their own
+    gradient. torch refuses the backward pass of a head that would still need its logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        every = logits.detach()
+        if temperature != 1.0:
+            every.div_(temperature)
+        for rows in every.split(LOGIT_ROWS):
+            rows.sub_(rows.logsumexp(-1, keepdim=True))
+        ctx.save_for_backward(every, targets[:, None])
+        ctx.temperature, ctx.passed = temperature, False
+        return every.gather(-1, targets[:, None])[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.passed:
+            raise RuntimeError("these log-probabilities have had their one backward pass")
+        ctx.passed, (every, targets) = True, ctx.saved_tensors
+        scale = (gradient / ctx.temperature)[:, None]
+        every.exp_().mul_(-scale)
+        return every.scatter_(-1, targets, every.gather(-1, targets) + scale), None, None
 
 
 def forest_logprobs(

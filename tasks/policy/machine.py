@@ -16,6 +16,7 @@ PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forward
 # Options of glibc's mallopt(3), in bytes: free memory kept at the top of the heap, extra memory
 # taken with each request, and the size above which an allocation is a mapping of its own.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # of torch: large tensors get huge pages of memory
 KEPT_MEMORY = {M_TRIM_THRESHOLD: 2**30, M_TOP_PAD: 2**26, M_MMAP_THRESHOLD: 2**25}
 
 
@@ -52,7 +53,11 @@ def _keep_memory() -> None:
     Returning memory to the system and requesting it again takes a tenth of an update of a small
     policy. Environment variables MALLOC_... of the user have priority, and a C library without
     ``mallopt`` is left as it is.
+
+    What is larger, as logits over a large vocabulary, is returned, and has huge pages, which the
+    system hands out as fast. torch reads that variable at its first tensor.
     """
+    os.environ.setdefault(HUGE_PAGES, "1")
     set_by_user = any(name.startswith("MALLOC_") for name in os.environ)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not set_by_user:
