@@ -13,8 +13,7 @@ from datetime import date
 from typing import Any
 
 from tasks.dialects.prompt_check import has_clock
-from tasks.dialects.written_calls import PARSER as TEXT_CALLS
-from tasks.dialects.written_calls import TextCalls
+from tasks.dialects.written_calls import TEXT_CALLS, TextCalls
 from tasks.trees.clock import formatted, template_clock
 from tasks.trees.markers import BREAK
 

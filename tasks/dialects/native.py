@@ -46,7 +46,7 @@ from tasks.dialects.prompt_check import (
     template_faults,
 )
 from tasks.dialects.tags import TOOLS
-from tasks.dialects.written_calls import PARSER, reads_text, with_calls
+from tasks.dialects.written_calls import TEXT_CALLS, reads_text, with_calls
 from tasks.dialects.written_turns import answered_turns, in_tags
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import BREAK, added_tokens, any_of, markers, quote
@@ -707,7 +707,7 @@ def serving(settings: Native, dialect: NativeDialect) -> dict[str, Any]:
     """Return what an inference server needs to speak the dialect."""
     dated = dialect.name == family.HARMONY or has_clock(dialect.tokenizer)
     shown = {"date": dialect.dialogue.date.isoformat()} if dated else {}
-    parser = {"tool_call_parser": PARSER} if reads_text(dialect.renderer) else {}
+    parser = {"tool_call_parser": TEXT_CALLS} if reads_text(dialect.renderer) else {}
     return family.serving(dialect.name, dialect.ends, dialect.stop_strings) | parser | shown
 
 

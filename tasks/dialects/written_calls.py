@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-PARSER = "hermes"  # its name among the parsers of the library ``renderers``
+TEXT_CALLS = "hermes"  # its name among the parsers of the library ``renderers``
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(f"{OPEN}(.*?)({CLOSE}|$)", re.DOTALL)
 AROUND = """\
