@@ -329,14 +329,17 @@ def lenient_scores(
     turns = sampled(ending.trajectory)
     if ending.world or ending.question.scorer not in scorers or not was_scored(ending.breakdown):
         return dict.fromkeys(lenient.COLUMNS)
-    said = _words_of_turn(_storable(turns[-1].text), reader) if turns else ""
+    said = _words_of_turn(turns[-1], reader) if turns else ""
     return lenient.scores(said, ending.question.answers, ending.score == 1)
 
 
-def _words_of_turn(text: str, reader: Reader) -> str:
-    """Return a turn without its calls, and without the result that it has begun to forge."""
-    text = text.partition(RESULT_TAGS[0])[0]
-    for call in calls_in(reader, text):
+def _words_of_turn(turn: Node, reader: Reader) -> str:
+    """Return a turn without its calls, and without the result that it has begun to forge.
+
+    A turn that is an answer makes none.
+    """
+    text = _storable(turn.text).partition(RESULT_TAGS[0])[0]
+    for call in calls_in(reader, text) if turn.outcome != Outcome.ANSWER else ():
         text = text.replace(call.argument, " ") if call.argument else text
     return text
 

@@ -9,9 +9,7 @@ REFUSED = {  # template -> the dialects in which it is refused
     "smolvlm": {"tags", "native"},
     "no-generation-prompt": {"tags", "native"},
     "gemma": {"tags", "native"},
-    "gemma-3": {"native"},
     "granite": {"native"},
-    "r1-distill": {"native"},
 }
 
 

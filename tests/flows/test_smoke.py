@@ -332,9 +332,10 @@ FORGETFUL = """
 _write = RaggedCache.write
 
 
-def _forgetting(self, new, layer):
-    lost = (self.positions == 45)[:, None, :, None]
-    return _write(self, torch.where(lost, 0.0, new) if layer == 0 else new, layer)
+def _forgetting(self, new, layer, rows, positions):
+    lost = (positions == 45)[:, None, None, None]
+    new = torch.where(lost, 0.0, new) if layer == 0 else new
+    return _write(self, new, layer, rows, positions)
 
 
 RaggedCache.write = _forgetting

@@ -135,6 +135,7 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         values["dialogue"] = {**GROWING, **values["dialogue"]}
         if values["prepare"]["policy"]["kind"] == "pretrained":
             values["prepare"]["policy"].setdefault("gguf", None)
+            values["prepare"]["policy"].pop("origin", None)  # is in no key
         for key in ("memory", "servers", "lanes"):  # they decide nothing, and are in no key
             chosen = getattr(recipe.engine, key)
             written = values["engine"].pop(key, defaults().get(f"engine.{key}"))

@@ -190,7 +190,7 @@ def test_several_steps_and_passes_stay_together(learners, folder):
     together = learners.run(work.updated, folder, trees, "grpo", several, MACHINE)
     alone = HERE.run(work.updated, folder, trees, "grpo", several, MACHINE)
     assert together[0]["optimizer_steps"] == 4
-    assert furthest(together[2], alone[2]) < 1e-5
+    assert furthest(together[2], alone[2]) < 3e-5  # Adam enlarges the rounding of four steps
     assert together[0] == pytest.approx(alone[0], abs=1e-4, rel=1e-3)
 
 

@@ -128,7 +128,7 @@ def engine_of(way, learning, pool, monkeypatch):
     engine = TransformersEngine(learning.model, learning.tokenizer)
     if way == "library":
         for module in (decoders, transformers_engine):
-            monkeypatch.setattr(module, "decodes", lambda _: False)
+            monkeypatch.setattr(module, "decodes", lambda *_: False)
     return WorkerEngine(engine, pool) if way == "worker" else engine
 
 
