@@ -1,6 +1,7 @@
 """Process-wide settings for every flow; they must run before heavy imports."""
 
 import atexit
+import ctypes
 import gc
 import os
 import signal
@@ -24,6 +25,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A library that uses fewer threads under load adds in another order, and equal runs would differ.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 os.environ.setdefault("OMP_DYNAMIC", "FALSE")
+M_ARENA_MAX = -8  # of glibc's mallopt(3): the number of heaps
+
+
+def _share_one_heap() -> None:
+    """Let all threads take memory from one heap, before any other has been made.
+
+    Each thread may have its own, which keeps what is freed there. Training of a policy of 135
+    million weights, whose lanes are new threads each time, grew to 16 GiB instead of 5.4.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt(M_ARENA_MAX, 1)
+
+
+_share_one_heap()
 if any(name.lower().endswith("_proxy") for name in os.environ):
     from flows.host import proxies
 

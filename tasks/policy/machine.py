@@ -14,10 +14,16 @@ from tasks.policy.lean_transformers import transformers
 
 PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forward passes
 # Options of glibc's mallopt(3), in bytes: free memory kept at the top of the heap, extra memory
-# taken with each request, and the size above which an allocation is a mapping of its own.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+# taken with each request, and the size above which an allocation is a mapping of its own; and the
+# number of heaps.
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # of torch: large tensors get huge pages of memory
-KEPT_MEMORY = {M_TRIM_THRESHOLD: 2**30, M_TOP_PAD: 2**26, M_MMAP_THRESHOLD: 2**25}
+KEPT_MEMORY = {
+    M_TRIM_THRESHOLD: 2**30,
+    M_TOP_PAD: 2**26,
+    M_MMAP_THRESHOLD: 2**25,
+    M_ARENA_MAX: 1,
+}
 
 
 def use_machine(machine: Machine) -> None:
@@ -53,6 +59,9 @@ def _keep_memory() -> None:
     Returning memory to the system and requesting it again takes a tenth of an update of a small
     policy. Environment variables MALLOC_... of the user have priority, and a C library without
     ``mallopt`` is left as it is.
+
+    All threads share one heap: each would keep one of its own, and lanes are new threads each time
+    (flows/__init__.py, for programs whose libraries start threads before).
 
     What is larger, as logits over a large vocabulary, is returned, and has huge pages, which the
     system hands out as fast. torch reads that variable at its first tensor.
