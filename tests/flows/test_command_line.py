@@ -163,3 +163,26 @@ def test_code_imports_programs_by_their_whole_names():
                 if short & set(names):
                     found.append(f"{file}:{node.lineno}")
     assert not found
+
+
+HEAPS = """
+import flows, ctypes, threading
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc.restype = ctypes.c_void_p
+threads = [threading.Thread(target=libc.malloc, args=(1000,)) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+file = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, file)
+libc.fclose(file)
+"""
+
+
+@pytest.mark.parametrize(("own", "one"), [({}, True), ({"MALLOC_ARENA_TEST": "8"}, False)])
+def test_all_threads_of_a_program_share_one_heap(own, one):
+    """A heap of its own keeps what a thread has freed; the user's settings win."""
+    plain = {name: value for name, value in os.environ.items() if "MALLOC_" not in name}
+    command = [sys.executable, "-c", HEAPS]
+    told = subprocess.check_output(command, cwd=ROOT, env=plain | own, text=True)
+    assert (told.count("<heap nr=") == 1) == one
