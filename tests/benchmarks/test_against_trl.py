@@ -412,10 +412,8 @@ def test_a_real_models_cases_differ_in_precision_alone():
     recipe, tuned = cases.load_settings("smollm", cases.PARAMS), cases.load_recipe(first)
     assert tuned.dialogue == recipe.dialogue
     assert tuned.tools == recipe.tools
-    assert (first.questions, first.group) == (
-        recipe.reinforce.questions,
-        recipe.reinforce.rollout.leaves,
-    )
+    assert first.questions * 2 == recipe.reinforce.questions, "a step of TRL takes minutes"
+    assert first.group == recipe.reinforce.rollout.leaves
 
 
 def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
