@@ -32,7 +32,7 @@ def _share_one_heap() -> None:
     """Let all threads take memory from one heap, before any other has been made.
 
     Each thread may have its own, which keeps what is freed there. Training of a policy of 135
-    million weights, whose lanes are new threads each time, grew to 16 GiB instead of 5.4.
+    million weights, whose lanes are new threads each time, grew to 16 GiB instead of 7.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
     if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
