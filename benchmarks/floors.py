@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.cases import BEAMLINE, BRANCHING, TRL
 from tasks.learning.packing import lay_out, uncredited
 from tasks.policy.machine import PRECISION
+from tasks.policy.products import has_onednn, times_transposed
 from tasks.trees.tree import Tree
 
 MATRICES = (512, 768, 1024)  # sizes of the multiplications that measure the machine
@@ -19,11 +22,13 @@ MATRICES = (512, 768, 1024)  # sizes of the multiplications that measure the mac
 def matrix_rate(precision: str = "float32") -> float:
     """Measure the floating-point operations a second of the fastest matrix product here."""
     best, kind = 0.0, PRECISION[precision]
-    for size in MATRICES:
+    kinds: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm]
+    kinds += [times_transposed] if has_onednn() else []
+    for size, product in itertools.product(MATRICES, kinds):
         left, right = (torch.randn(size, size, dtype=kind) for _ in range(2))
         for _ in range(12):
             began = time.perf_counter()
-            torch.mm(left, right)
+            product(left, right)
             best = max(best, 2 * size**3 / (time.perf_counter() - began))
     return best
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tasks.learning.linear_layers import by_onednn
 from tasks.learning.packing import (
     BLOCK,
     LEAVES_APART,
@@ -99,7 +100,8 @@ def attending(model: Any, form: str) -> Iterator[None]:
     Threads may share the context. Raises RuntimeError for a second one of the same model.
     """
     if form == ROWS:
-        yield
+        with by_onednn(model):
+            yield
         return
     if over_forests(model):  # the first to end would take the layers from the other
         raise RuntimeError(
@@ -114,7 +116,7 @@ def attending(model: Any, form: str) -> Iterator[None]:
             "take another policy"
         )
     try:
-        with going_along(model):
+        with going_along(model), by_onednn(model):
             yield
     finally:
         model.set_attn_implementation(before)

@@ -51,6 +51,7 @@ from tasks.policy.routed_experts import Replay
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
 LOGITS_AT_ONCE = {"cpu": 2**26, "cuda": 2**28}
+OF_LANES = 2**25  # weights; two threads divide the products of larger policies as well as lanes do
 LOGIT_ROWS = 64  # whose sums of exponentials are computed at once
 
 
@@ -306,12 +307,14 @@ def forests_of_lanes(
     """Divide the trees of a batch among lanes, at least one; return lane -> forests of its trees.
 
     Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
-    together, each has one lane with its share of the trees.
+    together, each has one lane with its share of the trees. A large policy has one lane with all
+    threads, because each lane has gradients of its own.
     """
     pairs = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     if world.size() > 1:
         return [shares.forests_in_step(pairs, tokens, cost, machine.device)]
-    parts = shares.divided(pairs, lanes(machine.device, len(pairs)), cost)
+    most = len(pairs) if cost.token <= OF_LANES else 1
+    parts = shares.divided(pairs, lanes(machine.device, most), cost)
     return [forests(part, tokens, cost, machine.device) for part in parts]
 
 

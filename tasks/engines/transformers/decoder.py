@@ -23,15 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm, scaled_dot_product_attention, silu
 
-from tasks.engines.transformers import products
 from tasks.engines.transformers.cache import Network, RaggedCache
-from tasks.engines.transformers.products import product
 from tasks.engines.transformers.shared_attention import attend
-from tasks.policy import token_ids
+from tasks.policy import products, token_ids
+from tasks.policy.products import SMALL, product
 
 ARCHITECTURES = ("Qwen2ForCausalLM", "LlamaForCausalLM")
 KINDS = (torch.float32, torch.bfloat16)
-SMALL = 4_000_000  # weights of a policy whose products are fast as they are
 MOST_COPIED = 2**31  # bytes of weights that are copied, packed, where no cast has to be made
 SHARED = 1024  # positions x rows that share them from which reading these once is faster
 SCORES = 2**24  # of queries and keys that are computed at once: bounds memory
@@ -90,7 +88,7 @@ def decodes(model: Any, kind: torch.dtype | None = None) -> bool:
     if is_small(model, kind):
         return True
     cast = kind is not torch.float32
-    return products.can_pack() and (cast or 4 * model.num_parameters() <= MOST_COPIED)
+    return products.has_onednn() and (cast or 4 * model.num_parameters() <= MOST_COPIED)
 
 
 def is_small(model: Any, kind: torch.dtype | None = None) -> bool:

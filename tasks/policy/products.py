@@ -1,9 +1,9 @@
-"""Matrix products of few rows on a CPU, with weights laid out for them.
+"""Matrix products on a CPU by oneDNN, for sampling and for learning.
 
-oneDNN multiplies by a weight that it has packed once two to three times as fast as torch's usual
-products do in float32, which read it as it lies, and up to twice as fast in bfloat16; for any
-number of rows (docs/performance.md, "Sampling a real model on a CPU"). A packed weight is a copy,
-and cannot be sent to another process.
+torch multiplies in float32 by MKL, which takes half the speed of a processor that is not Intel's.
+oneDNN, which torch has as well, takes all of it. It multiplies few rows by a weight that it has
+packed once two to three times as fast, in bfloat16 up to twice as fast (docs/performance.md,
+"Sampling a real model on a CPU"). A packed weight is a copy, and cannot be sent to another process.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
+SMALL = 4_000_000  # weights of a policy whose products are fast as they are
 FEW = 32  # rows for which a weight is packed; others are multiplied nearly as fast
 _PACK = "_reorder_linear_weight"
 _MULTIPLY = "_linear_pointwise"
 
 
 @cache
-def can_pack() -> bool:
-    """Return whether this torch has oneDNN's products with packed weights."""
+def has_onednn() -> bool:
+    """Return whether this torch has oneDNN's products, and those with packed weights."""
     known = torch.ops.mkldnn
     return torch.backends.mkldnn.is_available() and all(
         hasattr(known, name) for name in (_PACK, _MULTIPLY)
@@ -36,6 +37,12 @@ def packed(weight: Tensor) -> Tensor:
 def transposed(weight: Tensor) -> Tensor:
     """Return [output, input] as [input, output]: the product of few rows is up to twice as fast."""
     return weight.t().contiguous()
+
+
+def times_transposed(one: Tensor, other: Tensor) -> Tensor:
+    """Multiply [rows, shared] by [columns, shared], views or not. [rows, columns]"""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(one, other, None, "none", [], "")
+    return found
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
