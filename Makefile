@@ -12,6 +12,7 @@
 # make test-slurm  the recipe smoke under deploy/slurm, on a Slurm of this machine that the tests start
 # make test-machines  a run on two machines that share only a store, as network namespaces of this one
 # make test-page the tests of pages in a browser without a window: Chromium with its driver
+# make test-smollm  the tests of a real model, which comes as a Python package (93 MB)
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
 # make faults    plant faults in copies of the code, and see that a test finds each of tests/faults.yaml
@@ -74,7 +75,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 3 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page kills chaos faults lint new plan launch ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page test-smollm kills chaos faults lint new plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -113,6 +114,9 @@ test-machines: .venv/installed
 
 test-page: .venv/installed
 	@$(PYTEST) tests/page
+
+test-smollm: .venv/smollm
+	@$(PYTEST) tests/smollm
 
 kills: .venv/installed
 	@$(PYTEST) $(BY_TEST) -vv -m kills tests/flows tests/tasks tests/chaos
