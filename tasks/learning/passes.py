@@ -43,7 +43,7 @@ from tasks.learning.packing import (
 )
 from tasks.policy import layer_kinds, routed_experts, sharding, token_ids, world
 from tasks.policy.logits import backbone_of, head_of
-from tasks.policy.machine import in_precision
+from tasks.policy.machine import LARGE, in_precision
 from tasks.policy.parallel import lanes, side_by_side
 from tasks.policy.resident import Learner, ValueModel
 from tasks.policy.routed_experts import Replay
@@ -51,7 +51,6 @@ from tasks.policy.routed_experts import Replay
 # Most logits (tokens x vocabulary) that exist at one time, by device. On a GPU each part must be
 # large enough to be worth its pass over the gradient of the head.
 LOGITS_AT_ONCE = {"cpu": 2**26, "cuda": 2**28}
-OF_LANES = 2**25  # weights; two threads divide the products of larger policies as well as lanes do
 LOGIT_ROWS = 64  # whose sums of exponentials are computed at once
 
 
@@ -308,12 +307,12 @@ def forests_of_lanes(
 
     Forests are laid out lazily, so that a lane has only one in memory. Where processes learn
     together, each has one lane with its share of the trees. A large policy has one lane with all
-    threads, because each lane has gradients of its own.
+    threads, which divide its products as well: each lane has gradients of its own.
     """
     pairs = [(tree, leaves) for tree, leaves in batch if len(leaves)]
     if world.size() > 1:
         return [shares.forests_in_step(pairs, tokens, cost, machine.device)]
-    most = len(pairs) if cost.token <= OF_LANES else 1
+    most = len(pairs) if cost.token <= LARGE else 1
     parts = shares.divided(pairs, lanes(machine.device, most), cost)
     return [forests(part, tokens, cost, machine.device) for part in parts]
 

@@ -17,6 +17,7 @@ PRECISION = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of forward
 # taken with each request, and the size above which an allocation is a mapping of its own; and the
 # number of heaps.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+LARGE = 2**25  # weights: of larger policies, a copy and kept memory are what machines lack
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # of torch: large tensors get huge pages of memory
 KEPT_MEMORY = {
     M_TRIM_THRESHOLD: 2**30,
@@ -72,6 +73,17 @@ def _keep_memory() -> None:
     if mallopt is not None and not set_by_user:
         for option, size in KEPT_MEMORY.items():
             mallopt(option, size)
+
+
+def return_memory() -> None:
+    """Return to the system what is free of the heap, wherever it lies.
+
+    An update of a large policy leaves free what the next one cannot use whole, since its forests
+    have other sizes: training grew by a quarter from iteration to iteration.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+    if trim is not None:
+        trim(0)
 
 
 def in_precision(machine: Machine) -> torch.autocast:

@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from params.schema.base import Machine
 from tasks.learning import linear_layers, packing, passes, shares
-from tasks.policy.machine import in_precision
+from tasks.policy.machine import LARGE, in_precision
 
 MACHINE = Machine.model_validate(
     {"threads": 2, "device": "cpu", "precision": "float32", "processes": 1}
@@ -80,7 +80,7 @@ def test_layers_are_restored_after_an_error(large):
     assert not exchanged(large)
 
 
-@pytest.mark.parametrize(("weights", "count"), [(passes.OF_LANES, 2), (passes.OF_LANES + 1, 1)])
+@pytest.mark.parametrize(("weights", "count"), [(LARGE, 2), (LARGE + 1, 1)])
 def test_a_large_policy_has_one_lane(monkeypatch, weights, count):
     monkeypatch.setattr(shares, "divided", lambda pairs, number, cost: [pairs] * number)
     before = torch.get_num_threads()

@@ -63,3 +63,32 @@ def test_kernels_are_deterministic_and_so_is_a_compiler_that_comes_later():
         [sys.executable, "-c", DETERMINISTIC], capture_output=True, text=True, check=True
     )
     assert ran.stdout.splitlines() == ["True False", "True"]
+
+
+HOLES = """
+import ctypes, resource
+from tasks.policy.machine import return_memory, use_machine
+from tests.sections import MACHINE
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+use_machine(MACHINE)
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.free.argtypes = [ctypes.c_void_p]
+taken = [library.malloc(2**20) for _ in range(200)]
+for address in taken:
+    ctypes.memset(address, 1, 2**20)
+for address in taken[::2]:
+    library.free(address)  # holes between what stays
+before = resident()
+return_memory()
+print((before - resident()) >> 20)
+"""
+
+
+def test_free_memory_goes_back_to_the_system_from_holes_too():
+    ran = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert 80 <= int(ran.stdout) <= 120, "MiB, of a hundred"
