@@ -21,7 +21,7 @@ PURPOSES = {
     "Write": ("new", "recipe"),
     "Train": ("run", "retrain", "plan", "launch"),
     "Look": ("ask", "page", "figures", "ui", "lineage"),
-    "Compare": ("compare", "agents", "judge"),
+    "Compare": ("compare", "agents", "judge", "rescore"),
     "Keep": ("reproduce", "export", "doctor"),
     "Run one stage": (
         *("prepare", "champion", "cold_start", "reward_model", "reinforce", "evaluate", "verdict"),

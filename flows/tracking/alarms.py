@@ -27,6 +27,7 @@ GAP_WINDOW = 10  # iterations of a mean gap, since a batch has few held-out ques
 LEAST_SAMPLE = 8  # held-out questions in a window, below which it is not looked at
 LEAST_DEVIATION = 0.1  # of a question's gap: few equal ones don't make a window exact
 MOST_MASKED = 0.1  # share of the leaves
+MANY_CALLS, FEW_CALLS = 0.3, 0.1  # calls a trajectory, and the share of them that is hardly any
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
 
 
@@ -218,6 +219,29 @@ def _gap(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float] | No
     return mean, max(variance**0.5, LEAST_DEVIATION) / total**0.5
 
 
+def tools_unused(seen: Seen) -> str:
+    """Return a message where the agent has stopped calling its tools for a higher reward, else "".
+
+    Calls are down to a tenth of their most, which was one in a few trajectories at least, while the
+    reward has risen since then, beyond chance.
+    """
+    calls = _means(seen.curve.get("tool_calls_a_leaf", ()))
+    rewards, errors = _rewards(seen)
+    if not calls or len(rewards) != len(calls):
+        return ""
+    most = max(range(len(calls)), key=calls.__getitem__)
+    chance = (errors[-1] ** 2 + errors[most] ** 2) ** 0.5
+    dropped = calls[most] >= MANY_CALLS and calls[-1] <= FEW_CALLS * calls[most]
+    if not dropped or rewards[-1] - rewards[most] <= RISEN * chance:
+        return ""
+    return (
+        f"tool calls have fallen to {calls[-1]:.2g} a trajectory, from {calls[most]:.2g}, and the "
+        f"reward has risen to {rewards[-1]:.3g}, from {rewards[most]:.3g}: answering without a "
+        "tool pays more; look at the trajectories, and lower what they get (format, "
+        "answer.wrong), ask for more than can be known without a tool, or reward its use"
+    )
+
+
 def gradient_spike(seen: Seen) -> str:
     """Return a message where the gradient is far longer than before, else ""."""
     return _spike(
@@ -315,6 +339,7 @@ ALARMS: dict[str, Callable[[Seen], str]] = {
     "validation_lost": validation_lost,
     "reward_hacked": reward_hacked,
     "model_hacked": model_hacked,
+    "tools_unused": tools_unused,
     "gradient_spike": gradient_spike,
     "mismatch_spike": mismatch_spike,
     "masked": masked,

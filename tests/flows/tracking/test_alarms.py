@@ -28,6 +28,7 @@ STEADY = {
     "gradient_norm": [0.3] * 12,
     "mismatch_highest": [0.01] * 12,
     "masked_share": [0.02, 0.4] * 6,
+    "tool_calls_a_leaf": [1.2] * 12,
     "model_estimate": [0.45] * 12,
     "model_estimate_deviation": [0.2] * 12,
     "held_out_questions": [3.0] * 12,
@@ -39,6 +40,10 @@ SPOILT = {
     "no_spread": {"groups_without_spread": [0.25] * 10 + [1.0] * 2},
     "success_lost": {"success": [0.85] * 6 + [0.5] * 6},
     "reward_lost": {"reward": [0.4] * 6 + [0.1] * 6},
+    "tools_unused": {
+        "tool_calls_a_leaf": [1.2] * 6 + [0.05] * 6,
+        "reward": [0.4] * 6 + [0.8] * 6,
+    },
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "masked": {"masked_share": [0.02] * 10 + [0.1] * 2},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
@@ -93,6 +98,13 @@ def test_low_entropy_where_little_is_left_to_learn():
 def test_a_mismatch_that_does_no_harm_raises_none():
     small = {"mismatch_highest": [0.01] * 11 + [0.9]}
     assert names(STEADY | small) == [], "90 times the median, and still below 1"
+
+
+def test_tools_that_are_not_needed_or_never_were_used_raise_none():
+    spoilt = STEADY | SPOILT["tools_unused"]
+    assert names(spoilt | {"reward": [0.4] * 12}) == [], "no better for it"
+    assert names(spoilt | {"tool_calls_a_leaf": [0.2] * 6 + [0.0] * 6}) == []
+    assert names(spoilt | {"tool_calls_a_leaf": [1.2] * 6 + [0.3] * 6}) == []
 
 
 def test_validation_below_its_best_beyond_chance():
