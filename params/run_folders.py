@@ -37,6 +37,7 @@ class RunFolders:
     initial = RunFile("models/{}/initial")
     # ---- of champion, cold_start and reward_model
     champion = RunFile("models/{}/champion")
+    teacher = RunFile("models/{}/teacher")
     cold_start = RunFile("models/{}/cold_start")
     policy_check = RunFile("data/{}/policy_check.json")
     reward_model = RunFile("models/{}/reward_model")

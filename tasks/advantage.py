@@ -42,6 +42,7 @@ TABLE = pa.schema(
         "values": pa.list_(pa.float32()),  # its values before the update; null without one
     }
 )
+Parts = dict[tuple[str, int], dict[str, float]]  # (question, leaf) -> part of the reward -> value
 KL_LIMIT = 10.0  # of log pi - log pi_ref at one token
 
 
@@ -58,6 +59,7 @@ class RewardedTree:
     rewards: list[float]  # [L] length shaping included
     scores: list[float]  # [L] of the answers alone, whatever their length and format
     masked: list[int]  # numbers of the other leaves
+    parts: list[dict[str, float]] | None = None  # [L] the rewards by part, where they are wanted
 
     @property
     def has_spread(self) -> bool:
@@ -83,6 +85,11 @@ class AdvantageInputs:
     response_tokens: int  # the budget of a response
     machine: Machine
     step_weight: float = 0.0  # of the rewards of an environment's steps within the reward
+    # tables of the rewards' parts; None where the estimator compares whole rewards
+    parts: list[Artifact] | None = None
+    teacher: Artifact | None = (
+        None  # the policy whose probabilities are learned; None: there is none
+    )
 
 
 @substeps.recorded
@@ -92,52 +99,76 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
     ``learners`` is where a critic and a reference compute.
     """
     began = time.perf_counter()
-    scored = _scored(inputs.trees, inputs.rewards, inputs.algorithm.masked)
+    scored = _scored(inputs.trees, inputs.rewards, inputs.algorithm.masked, inputs.parts or ())
     kept = _filtered(scored, inputs.algorithm, inputs.questions)
     acting = resident.POLICIES.load_learner(Path(inputs.policy.path), inputs.machine)
-    values = _values(kept, inputs, learners) if inputs.algorithm.critic else [None] * len(kept)
-    penalties = _penalties(kept, inputs, learners) if inputs.reference else [None] * len(kept)
+    none = [None] * len(kept)
+    values = _values(kept, inputs, learners) if inputs.algorithm.critic else none
+    penalties = _penalties(kept, inputs, learners) if inputs.reference else none
+    lessons = _lessons(kept, inputs, learners) if inputs.teacher else none
     groups = [
-        episodes_of(entry.tree, entry.rewards, inputs.algorithm, penalty, value, inputs.step_weight)
+        episodes_of(
+            entry.tree,
+            entry.rewards,
+            inputs.algorithm,
+            penalty,
+            value,
+            inputs.step_weight,
+            entry.parts,
+        )
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
     vocabulary = acting.model.config.get_text_config(decoder=True).vocab_size
     texts = marks.token_texts(acting.tokenizer, vocabulary)
     rows = [
-        *_rows(kept, groups, inputs.algorithm, texts, inputs.response_tokens),
+        *_rows(kept, groups, inputs.algorithm, texts, inputs.response_tokens, lessons),
         *_dropped(scored, kept),
     ]
     write_table(pa.Table.from_pylist(rows, schema=TABLE), step.out / "advantages.parquet")
-    sizes = steps.state_group_sizes(groups) if inputs.algorithm.marks.kind == "step" else {}
+    key = _state_key(inputs.algorithm)
+    sizes = steps.state_group_sizes(groups, key) if key else {}
     return {
-        "metrics": _metrics(scored, kept, groups, penalties, rows, inputs.algorithm),
+        "metrics": {
+            **_metrics(scored, kept, groups, penalties, rows, inputs.algorithm),
+            **(_from_teacher(kept, lessons, inputs.algorithm) if inputs.teacher else {}),
+        },
         "seconds": {"advantage": time.perf_counter() - began},
         "state_groups": sizes,  # a metric for each size would be too many
     }
 
 
 def _scored(
-    trees: Sequence[Artifact], rewards: Sequence[Artifact], outcomes: Sequence[str]
+    trees: Sequence[Artifact],
+    rewards: Sequence[Artifact],
+    outcomes: Sequence[str],
+    parts: Sequence[Artifact] = (),
 ) -> list[RewardedTree]:
     """Return all trees of an iteration with the rewards of their leaves.
 
-    Leaves with one of the ``outcomes`` are masked.
+    Leaves with one of the ``outcomes`` are masked. ``parts``: tables of the rewards' parts, where
+    these are wanted.
     """
+    of_leaves: Parts = {}
+    for table in parts:
+        for entry in read_rows(Path(table.path)):
+            leaf = of_leaves.setdefault((entry["question"], entry["leaf"]), {})
+            leaf[entry["part"]] = entry["value"]
     scored_trees: list[RewardedTree] = []
     for grown, given in zip(trees, rewards, strict=True):
         rows: dict[str, list[Mapping[str, Any]]] = {}
         for entry in read_rows(Path(given.path)):
             rows.setdefault(entry["question"], []).append(entry)
         scored_trees += [
-            _scored_tree(tree, rows[tree.question.id], outcomes)
+            _scored_tree(tree, rows[tree.question.id], outcomes, of_leaves)
             for tree in load_trees(Path(grown.path))
         ]
     return scored_trees
 
 
 def _scored_tree(
-    tree: Tree, rows: Sequence[Mapping[str, Any]], outcomes: Sequence[str]
+    tree: Tree, rows: Sequence[Mapping[str, Any]], outcomes: Sequence[str], parts: Parts
 ) -> RewardedTree:
+    """Return a tree with what its leaves got; a penalty on length is a part like any other."""
     masked = masked_leaves(tree, outcomes)
     counting = [leaf for leaf, left_out in enumerate(masked) if not left_out]
     return RewardedTree(
@@ -146,6 +177,12 @@ def _scored_tree(
         rewards=[rows[leaf]["reward"] + rows[leaf]["length_penalty"] for leaf in counting],
         scores=[rows[leaf]["score"] for leaf in counting],
         masked=[leaf for leaf, left_out in enumerate(masked) if left_out],
+        parts=[
+            {**parts[tree.question.id, leaf], "length_penalty": rows[leaf]["length_penalty"]}
+            for leaf in counting
+        ]
+        if parts
+        else None,
     )
 
 
@@ -179,14 +216,40 @@ def _values(
 def _penalties(
     kept: Sequence[RewardedTree], inputs: AdvantageInputs, learners: Learners
 ) -> list[list[Floats]]:
-    """Return -coefficient * k1 of each sampled token, by tree and node; k1 = log pi - log pi_ref.
+    """Return -coefficient * k1 of each sampled token, by tree and node.
 
-    Both are computed here, pi with the policy that sampled the turn: the engine's log-probabilities
-    differ from these by rounding, which would be a penalty where pi = pi_ref. The difference is
-    clamped to +-KL_LIMIT.
+    k1 = log pi - log pi_ref.
     """
     kl, reference = inputs.algorithm.kl, inputs.reference
     assert kl and reference
+    return _times(-kl.coefficient, _log_ratios(kept, reference, inputs, learners))
+
+
+def _lessons(
+    kept: Sequence[RewardedTree], inputs: AdvantageInputs, learners: Learners
+) -> list[list[Floats]]:
+    """Return weight * (log teacher - log pi) of each sampled token, by tree and node.
+
+    On-policy distillation: its expectation over what pi samples is -KL(pi || teacher).
+    """
+    choice, teacher = inputs.algorithm.teacher, inputs.teacher
+    assert choice and teacher
+    return _times(-choice.weight, _log_ratios(kept, teacher, inputs, learners))
+
+
+def _times(factor: float, by_node: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
+    return [[factor * values for values in of_tree] for of_tree in by_node]
+
+
+def _log_ratios(
+    kept: Sequence[RewardedTree], reference: Artifact, inputs: AdvantageInputs, learners: Learners
+) -> list[list[Floats]]:
+    """Return log pi - log pi_reference of each sampled token, by tree and node.
+
+    Both are computed here, at the sampling temperature and over the ids that have a token, pi with
+    the policy that sampled the turn: the engine's log-probabilities differ from these by rounding,
+    which would be a difference where pi = pi_reference. It is clamped to +-KL_LIMIT.
+    """
     trees = [entry.tree for entry in kept]
     *sampling, referring = learners.run(
         batch.logprobs_of,
@@ -201,7 +264,7 @@ def _penalties(
     sampled_by = batch.as_sampled(trees, dict(zip(inputs.samplers, sampling, strict=True)))
     return [
         [
-            -kl.coefficient * np.clip(policy_logprobs - reference_logprobs, -KL_LIMIT, KL_LIMIT)
+            np.clip(policy_logprobs - reference_logprobs, -KL_LIMIT, KL_LIMIT)
             for policy_logprobs, reference_logprobs in zip(of_sampler, of_reference, strict=True)
         ]
         for of_sampler, of_reference in zip(sampled_by, referring, strict=True)
@@ -214,11 +277,23 @@ def _rows(
     algorithm: Algorithm,
     texts: Sequence[str],
     response_tokens: int,
+    lessons: Sequence[Sequence[Floats] | None],
 ) -> list[dict[str, Any]]:
-    """Return a row of ``TABLE`` for each leaf that is learned from."""
+    """Return a row of ``TABLE`` for each leaf that is learned from.
+
+    ``lessons``: what a teacher adds to the advantage of each sampled token, by tree and node.
+    """
     if not kept:
         return []
-    credited = assemble(algorithm, response_tokens).estimator(groups)
+    credited = [
+        [
+            given if lesson is None else given + along(entry.tree, leaf, lesson)
+            for leaf, given in enumerate(of_tree)
+        ]
+        for entry, lesson, of_tree in zip(
+            kept, lessons, assemble(algorithm, response_tokens).estimator(groups), strict=True
+        )
+    ]
     targets = _targets(groups, algorithm)
     return [
         {
@@ -255,6 +330,35 @@ def _dropped(scored: Sequence[RewardedTree], kept: Sequence[RewardedTree]) -> li
     ]
 
 
+def _of_views(kept: Sequence[RewardedTree], by_node: Sequence[Sequence[Floats] | None]) -> Floats:
+    """Return values of nodes for each leaf and sampled token, in one list. [N]"""
+    views = [
+        along(entry.tree, leaf, values)
+        for entry, values in zip(kept, by_node, strict=True)
+        for leaf in range(len(entry.rewards))
+        if values
+    ]
+    return np.concatenate([np.zeros(0), *views])
+
+
+def _from_teacher(
+    kept: Sequence[RewardedTree], lessons: Sequence[Sequence[Floats] | None], algorithm: Algorithm
+) -> dict[str, float]:
+    """Return the mean of log pi - log teacher over sampled tokens: an estimate of their KL."""
+    values = _of_views(kept, lessons)
+    if not algorithm.teacher or not len(values):
+        return {"kl_teacher": 0.0}
+    return {"kl_teacher": float(-values.mean() / algorithm.teacher.weight)}
+
+
+def _state_key(algorithm: Algorithm) -> str:
+    """Return what makes two states equal; "" where steps are not credited."""
+    if algorithm.marks.kind != "step":
+        return ""
+    key = getattr(algorithm.estimator, "key", steps.OBSERVATION)
+    return key if key in steps.STATES else steps.OBSERVATION
+
+
 def _metrics(
     scored: Sequence[RewardedTree],
     kept: Sequence[RewardedTree],
@@ -269,21 +373,19 @@ def _metrics(
         "groups_kept": len(kept) / len(scored),
         "masked_share": sum(len(entry.masked) for entry in scored) / (len(rows) or 1),
     }
-    if algorithm.marks.kind == "step" and groups:
-        metrics |= steps.state_sharing(groups)
+    if algorithm.group_filter != "none":
+        spread = sum(entry.has_spread for entry in scored)
+        metrics["groups_wasted"] = (spread - len(kept)) / len(scored)  # paid for, and not needed
+    if (key := _state_key(algorithm)) and groups:
+        metrics |= steps.state_sharing(groups, key)
     if algorithm.critic and learned:
         values, targets = (
             np.concatenate([entry[name] for entry in learned]) for name in ("values", "returns")
         )
         metrics["explained_variance"] = critics.explained_variance(values, targets)
     if algorithm.kl and algorithm.kl.place == "reward" and groups:
-        charges = [
-            along(entry.tree, leaf, penalty)
-            for entry, penalty in zip(kept, penalties, strict=True)
-            for leaf in range(len(entry.rewards))
-            if penalty
-        ]
-        metrics["kl_reference"] = float(-np.concatenate(charges).mean() / algorithm.kl.coefficient)
+        charges = _of_views(kept, penalties)
+        metrics["kl_reference"] = float(-charges.mean() / algorithm.kl.coefficient)
     return metrics
 
 

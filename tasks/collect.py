@@ -143,11 +143,12 @@ def _of_advantages(
     inputs: CollectInputs, rewards: pd.DataFrame, advantages: pd.DataFrame
 ) -> Checked:
     shaped = rewards.assign(reward=rewards["reward"] + rewards["length_penalty"])
-    in_reward = inputs.algorithm.kl_in("reward")  # equal rewards then differ by it
+    # equal rewards then differ by it
+    by_token = inputs.algorithm.kl_in("reward") or inputs.algorithm.teacher is not None
     expectations = advantage_gate.expectations(
         rows=len(rewards),
         leaves=inputs.leaves,
-        centred=inputs.algorithm.estimator.kind in CENTRED and not in_reward,
+        centred=inputs.algorithm.estimator.kind in CENTRED and not by_token,
     )
     return advantage_gate.prepare(advantages, shaped), expectations
 

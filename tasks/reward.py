@@ -134,6 +134,7 @@ def reward(
         "metrics": _metrics(rows, counting, hidden, estimates, inputs),
         "seconds": {"reward": time.perf_counter() - began},
         "groups_with_spread": _groups_that_differ(counting, lambda row: row["score"]),
+        "without_spread": _alike(counting),
     }
 
 
@@ -279,6 +280,14 @@ def _groups_that_differ(
     for row in rows:
         values.setdefault(row["question"], set()).add(value(row))
     return sum(len(of_group) > 1 for of_group in values.values())
+
+
+def _alike(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the questions whose leaves all have the same score."""
+    scores: dict[str, set[float]] = {}
+    for row in rows:
+        scores.setdefault(row["question"], set()).add(row["score"])
+    return [question for question, found in scores.items() if len(found) == 1]
 
 
 def _shaped(row: Mapping[str, Any]) -> float:

@@ -58,6 +58,7 @@ class RolloutInputs:
     before: Artifact | None = None  # the part of this rollout before; None: it begins
     turns: int | None = None  # most turns of a path in this part; None: it grows to its end
     again: tuple[str, ...] = ()  # outcomes whose trajectories are sampled once more, in their place
+    chosen: tuple[str, ...] | None = None  # ids of the questions, where a curriculum decides
 
 
 @substeps.recorded
@@ -97,7 +98,7 @@ def rollout(
         "profile": metrics.entropy_profile(trees),
         "seconds": seconds,
         "another_batch": bool(  # are there questions that this iteration has not asked yet?
-            questions_of(inputs, every, step.seed, inputs.attempt + 1)
+            inputs.chosen or questions_of(inputs, every, step.seed, inputs.attempt + 1)
         ),
         "questions": [question.id for question in questions],
         "cursor": inputs.first + (inputs.attempt + 1) * inputs.size,  # the next place
@@ -220,11 +221,21 @@ def questions_of(
     inputs: RolloutInputs, every: Sequence[Question], seed: int, attempt: int
 ) -> list[Question]:
     """Return the questions of a batch: drawn by the seed, or the panel's from ``first`` on."""
+    if inputs.chosen is not None:
+        wanted = {question.id: question for question in every if question.id in inputs.chosen}
+        return [wanted[name] for name in inputs.chosen]
     if inputs.panel is None:
         return batch(every, seed, inputs.first, attempt, inputs.size)
     panel = panels.load(Path(inputs.panel.path))
     panel_part = panel.part(inputs.first + attempt * inputs.size, inputs.size)
     return panels.questions_of(panel_part, every, inputs.panel.path)
+
+
+def pass_order(count: int, seed: int, number: int) -> list[int]:
+    """Return the order in which a pass takes ``count`` questions."""
+    order = list(range(count))
+    random.Random(f"{seed}/pass {number}").shuffle(order)
+    return order
 
 
 def batch(
@@ -240,8 +251,7 @@ def batch(
     positions = range(first, first + (attempt + 1) * size)
     orders: dict[int, list[int]] = {}
     for number in {position // len(questions) for position in positions}:
-        orders[number] = list(range(len(questions)))
-        random.Random(f"{seed}/pass {number}").shuffle(orders[number])
+        orders[number] = pass_order(len(questions), seed, number)
     indices = [
         orders[position // len(questions)][position % len(questions)] for position in positions
     ]

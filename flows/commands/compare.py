@@ -44,7 +44,7 @@ from flows.workers import configured_server
 from params import recipe_files, suggestions
 from params.run_folders import RunFolders
 from params.schema import algorithms
-from params.schema.recipe import Recipe
+from params.schema.recipe import Recipe, row_for
 from params.schema.suites import Suite, load_suites
 from tasks import recipes
 from tasks.comparison.budget import SPENT, Budget
@@ -101,6 +101,7 @@ def compare(
 def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
     """Yield what all variants share; their environment stays open until the end of the block."""
     from tasks.comparison.comparison import Comparison
+    from tasks.policy import teacher
     from tasks.recipes.opening import open_recipe, reader_of
     from tasks.training.setup import reward_model_of
 
@@ -118,6 +119,7 @@ def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
             environment=environment,
             reader=reader_of(recipe, folders.cold_start, environment),
             reward_model=reward_model_of(recipe, name),
+            teacher=teacher.policy(folders.teacher) if recipe.teacher else None,
         )
 
 
@@ -307,7 +309,7 @@ def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     from tasks.comparison.variants import variants
 
     recipe_rows = [recipe.reinforce.algorithm] if args.overrides else []
-    rows = args.algorithms or recipe_rows or list(algorithms.load_algorithms(Path("params")))
+    rows = args.algorithms or recipe_rows or _fitting(recipe)
     budget = Budget.parse(args.budget or "")
     all_variants = variants(args.recipe, rows, args.overrides)
     known = [COLD_START, *(variant.name for variant in all_variants)]
@@ -317,6 +319,18 @@ def _comparison(args: argparse.Namespace, recipe: Recipe) -> Path:
     _check_seconds(budget, all_variants)
     _run(args, recipe, rows)
     return Path("reports", args.recipe, "comparison.md")
+
+
+def _fitting(recipe: Recipe) -> list[str]:
+    """Return the rows that fit a recipe; say which do not, and why."""
+    fitting = []
+    for name in algorithms.load_algorithms(Path("params")):
+        try:
+            row_for(recipe, name, Path("params"))
+            fitting.append(name)
+        except ValueError as error:
+            print(f"compare: left out: {error}")
+    return fitting
 
 
 def _suite(args: argparse.Namespace, recipe: Recipe) -> Path:

@@ -61,7 +61,7 @@ def read(name: str) -> Planned:
     """Load and check a recipe; ValueError for a fault in it or a policy of unknown shape."""
     recipe = recipes.load(name, PARAMS)
     config = model_shape.config_of(recipe, PARAMS)
-    shape = model_shape.shape_of(config, recipe.lora)
+    shape = model_shape.with_teacher(model_shape.shape_of(config, recipe.lora), recipe, PARAMS)
     shape.passed(recipe.machine.precision)  # which refuses what cannot be counted
     return Planned(name, recipe, algorithm_of(recipe, PARAMS), config, shape)
 

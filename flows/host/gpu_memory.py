@@ -86,9 +86,9 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
 
     Weights; for those that learn, gradients (freed when the next step begins) and AdamW's two
     moments; a reference where the row has a KL term and the learner does not hold it, or the policy
-    that sampled ahead in its place; and a critic with its own backbone, which has all of these too,
-    but no LM head. Each of several processes has its share of all of them, and the stage a whole
-    policy that samples.
+    that sampled ahead in its place; a teacher; and a critic with its own backbone, which has all of
+    these too, but no LM head. Each of several processes has its share of all of them, and the stage
+    a whole policy that samples.
     """
     ahead = recipe.reinforce.ahead > 0
     adapters = {"adapters": FULL * shape.adapters} if shape.adapters else {}
@@ -101,6 +101,8 @@ def _staying(recipe: Recipe, row: Algorithm, shape: Shape) -> dict[str, float]:
     # without its adapter, the policy is the reference
     if ahead or (row.kl and (row.kl.refresh or not shape.adapters)):
         parts["reference"] = FULL * shape.weights
+    if row.teacher:
+        parts["teacher"] = FULL * shape.teacher
     if row.critic and row.critic.backbone == "own":
         parts["critic"] = (2 + MOMENTS) * FULL * shape.backbone
     # one that scores, or the one that learns in its place; every process of several has none of it

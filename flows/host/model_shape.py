@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from params import suggestions
 from params.schema import architectures
 from params.schema import base as schema
-from params.schema.prepare import TinyPolicy
+from params.schema.prepare import Policy, PretrainedPolicy, TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
+from params.schema.teacher import RunTeacher
 from tasks.policy import layer_kinds
 from tasks.policy.layer_kinds import LearnerForm
 
@@ -39,6 +40,7 @@ class Shape:
     latent: int  # numbers of a token in a layer of latent attention; 0 without
     config: str  # as text
     lora: Lora | None = None
+    teacher: int = 0  # weights of the policy that teaches; 0 without
 
     @property
     def learning(self) -> int:
@@ -156,17 +158,35 @@ def _adapters(linear: Mapping[str, tuple[int, int]], lora: Lora) -> int:
     return sum(lora.rank * sum(sizes) for every in sizes_by_module.values() for sizes in every)
 
 
+def with_teacher(shape: Shape, recipe: Recipe, folder: Path = schema.PARAMS) -> Shape:
+    """Return the shape with the weights of the recipe's teacher.
+
+    Those of a run are not here before the stage ``champion``: they count as many as the policy's.
+    Raises ValueError as ``config_of``.
+    """
+    teacher = recipe.teacher
+    if teacher is None:
+        return shape
+    if isinstance(teacher, RunTeacher):
+        return replace(shape, teacher=shape.weights)
+    named = PretrainedPolicy.model_validate(teacher.model_dump() | {"context": 1})
+    return replace(shape, teacher=shape_of(_config_of(named, folder)).weights)
+
+
 def config_of(recipe: Recipe, folder: Path = schema.PARAMS) -> Any:
     """Return the transformers config of a recipe's policy, without a download.
 
     A tiny policy's is in the recipe, a known one's in architectures.yaml, any other one's in its
     folder or in the hub's cache. Raises ValueError where none of these has it.
     """
+    return _config_of(recipe.prepare.policy, folder)
+
+
+def _config_of(policy: Policy, folder: Path) -> Any:
     from tasks.policy import gguf_file
     from tasks.policy.lean_transformers import transformers
     from tasks.policy.tiny import tiny_config
 
-    policy = recipe.prepare.policy
     if isinstance(policy, TinyPolicy):
         return tiny_config(policy, policy.vocabulary)
     known = architectures.load_architectures(folder).get(policy.name)

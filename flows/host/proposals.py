@@ -10,7 +10,7 @@ from typing import Any
 from flows.host.gpu_cards import Card
 from flows.host.gpu_memory import fits, memory, servers
 from flows.host.gpu_seconds import seconds_of
-from flows.host.model_shape import shape_of
+from flows.host.model_shape import shape_of, with_teacher
 from flows.host.remedies import RecipeChange, remedy
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
@@ -83,12 +83,13 @@ def _need(
 ) -> CardNeed | None:
     """Return what a recipe needs, with the fewest changes that make it fit; None where none do."""
     changes: Sequence[RecipeChange] = ()
-    if not fits(recipe, row, shape_of(config, recipe.lora), card):
+    shape = with_teacher(shape_of(config, recipe.lora), recipe)
+    if not fits(recipe, row, shape, card):
         found = remedy(recipe, row, config, card)
         if found is None:
             return None
         recipe, changes = found.recipe, found.changes
-    shape = shape_of(config, recipe.lora)
+        shape = with_teacher(shape_of(config, recipe.lora), recipe)
     seconds = seconds_of(recipe, row, shape, card, network).total
     return CardNeed(changes, memory(recipe, row, shape, card).peak, seconds)
 

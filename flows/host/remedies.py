@@ -9,7 +9,7 @@ from typing import Any
 
 from flows.host.gpu_cards import Card
 from flows.host.gpu_memory import fits, has_share, memory, servers
-from flows.host.model_shape import Shape, shape_of
+from flows.host.model_shape import Shape, shape_of, with_teacher
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
@@ -56,7 +56,7 @@ def remedy(recipe: Recipe, row: Algorithm, config: Any, card: Card) -> Remedy | 
 
     Of equally many, the first in the order of CHANGES: changes that affect no result come first.
     """
-    shapes = {lora: shape_of(config, lora) for lora in {recipe.lora, LORA}}
+    shapes = {lora: with_teacher(shape_of(config, lora), recipe) for lora in {recipe.lora, LORA}}
     for count in range(1, len(CHANGES) + 1):
         for kinds in combinations(CHANGES, count):
             for changed, changes in _settings(recipe, kinds, card):

@@ -25,7 +25,7 @@ from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
-from tasks.policy import checkpoint
+from tasks.policy import checkpoint, teacher
 from tasks.policy.machine import use_machine
 from tasks.recipes.opening import open_recipe, reader_of
 from tasks.training.curves import Seconds
@@ -46,8 +46,12 @@ def reinforce_flow(name: str) -> None:
     policy = Artifact.at(folders.cold_start)
     reward_model = reward_model_of(recipe, name)
     use_machine(recipe.machine)
+    teaching = teacher.policy(folders.teacher)
+    if teaching:
+        teacher.check_tokens(Path(teaching.path), folders.cold_start)
     learned = [reward_model.model, reward_model.trees, reward_model.rewards] if reward_model else []
-    key = keys.stage_key(recipe, questions, corpus, policy, *learned)
+    taught = [teaching] if teaching else []
+    key = keys.stage_key(recipe, questions, corpus, policy, *learned, *taught)
     with (
         substep_tasks.opened() as ledger,
         stage_run(name, "reinforce", key, stage.run_tags()) as run,
@@ -74,6 +78,7 @@ def reinforce_flow(name: str) -> None:
             exam=exam_of(recipe, name, corpus, environment, reader),
             learners=learners,
             reward_model=reward_model,
+            teacher=teaching,
         )
         iterations, seconds = replaying(training.start, partial(run_all, training, run))
         reinforce_report.log_figures(run, iterations, recipe, name)

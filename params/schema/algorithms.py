@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,6 +44,12 @@ class Marks(Frozen):
         return self
 
 
+class NoEstimator(Frozen):
+    """No advantage from rewards; a teacher gives them all."""
+
+    kind: Literal["none"]
+
+
 class Return(Frozen):
     """The trajectory's reward on every sampled token."""
 
@@ -62,6 +69,19 @@ class LeaveOneOut(Frozen):
     kind: Literal["leave_one_out"]
 
 
+class MeanRelative(Frozen):
+    """(r - mean) / mean over the leaves of a question; needs rewards that are not negative."""
+
+    kind: Literal["mean_relative"]
+
+
+class PartRelative(Frozen):
+    """Each part of the reward by itself (r - mean) / std; their sum, whitened over the batch."""
+
+    kind: Literal["part_relative"]
+    weights: Mapping[str, PositiveFloat] = Field(default_factory=dict)  # part -> weight; others: 1
+
+
 class BatchWhitened(Frozen):
     """Returns whitened over all sampled tokens of the batch; ``baseline``: less the group mean."""
 
@@ -77,6 +97,10 @@ class Gae(Frozen):
     lambda_: Probability = Field(alias="lambda")
 
 
+# What makes two states of a group equal: what the step acted on, or all that it has seen.
+StateKey = Literal["observation", "history"]
+
+
 class TwoLevel(Frozen):
     """Group-relative over episodes, plus omega times the same over steps from equal states."""
 
@@ -84,6 +108,7 @@ class TwoLevel(Frozen):
     omega: Annotated[Float, Field(ge=0)]
     gamma: Probability
     std: Flag = True
+    key: StateKey = "observation"
 
 
 class GroupedGae(Frozen):
@@ -94,6 +119,7 @@ class GroupedGae(Frozen):
     lambda_: Probability = Field(alias="lambda")
     normalisation: Literal["group", "batch", "none"] = "group"  # of the steps' advantages
     omega: Annotated[Float, Field(ge=0)] = 0.0  # of an added episode term
+    key: StateKey = "observation"
 
 
 class PrefixCalibrated(Frozen):
@@ -101,6 +127,12 @@ class PrefixCalibrated(Frozen):
 
     kind: Literal["prefix_calibrated"]
     key: Literal["lineage", "token_ids"] = "lineage"  # token_ids also merges equal prefixes
+
+
+class RolloutRelative(Frozen):
+    """(r - mean) / std over the question, plus the same over the leaves of an initial rollout."""
+
+    kind: Literal["rollout_relative"]
 
 
 class TreeValue(Frozen):
@@ -111,14 +143,18 @@ class TreeValue(Frozen):
 
 
 Estimator = Annotated[
-    Return
+    NoEstimator
+    | Return
     | GroupRelative
     | LeaveOneOut
+    | MeanRelative
+    | PartRelative
     | BatchWhitened
     | Gae
     | TwoLevel
     | GroupedGae
     | PrefixCalibrated
+    | RolloutRelative
     | TreeValue,
     Field(discriminator="kind"),
     BeforeValidator(_spelt_out),
@@ -128,9 +164,100 @@ Estimator = Annotated[
 class ClipRange(Frozen):
     """Clip the ratio to [1 - low, 1 + high], and losses where A < 0 to -dual * A."""
 
-    low: PositiveFloat
+    low: PositiveFloat | None  # null: no lower end, for objectives that weight log pi
     high: PositiveFloat
     dual: Annotated[Float, Field(gt=1)] | None = None
+
+
+class _Objective(Frozen):
+    """What a token adds to the loss, from its ratio and its advantage."""
+
+    kind: str
+
+    def settings(self) -> dict[str, float]:
+        """Return what the objective's function takes beside its kind."""
+        return {name: value for name, value in self.model_dump().items() if name != "kind"}
+
+
+class Clipped(_Objective):
+    """-min(rho A, clip(rho) A): PPO (arXiv 1707.06347)."""
+
+    kind: Literal["clipped"]
+
+
+class Cispo(_Objective):
+    """-sg(clip(rho)) A log pi: MiniMax-M1 (arXiv 2506.13585)."""
+
+    kind: Literal["cispo"]
+
+
+class Sapo(_Objective):
+    """-(4 / tau) sigmoid(tau (rho - 1)) A: arXiv 2511.20347."""
+
+    kind: Literal["sapo"]
+    positive: PositiveFloat = 1.0  # tau where A > 0
+    negative: PositiveFloat = 1.05  # tau where not
+
+
+class Trust(Frozen):
+    """How far the probability of a token may be from the sampler's."""
+
+    low: Annotated[Float, Field(gt=0, le=1)]  # below it, where A < 0
+    high: Annotated[Float, Field(gt=0, le=1)]  # above it, where A > 0
+
+
+class Dppo(_Objective):
+    """-sg(clip(rho)) A log pi where the token's probability is in a trust region, else 0.
+
+    arXiv 2602.04879, with the total variation.
+    """
+
+    kind: Literal["dppo"]
+    trust: Trust
+
+    def settings(self) -> dict[str, float]:
+        return {"low": self.trust.low, "high": self.trust.high}
+
+
+Objective = Annotated[
+    Clipped | Cispo | Sapo | Dppo, Field(discriminator="kind"), BeforeValidator(_spelt_out)
+]
+
+
+class ImportanceMask(Frozen):
+    """Leave out tokens or leaves whose w = pi_old / pi_sampler is not within bounds.
+
+    token: w of the token. sequence: the product of w over the leaf. geometric: exp of the mean of
+    log w over the leaf. k3: the mean of w - log w - 1 over the leaf, which has no lower bound.
+    """
+
+    kind: Literal["token", "sequence", "geometric", "k3"]
+    low: Annotated[Float, Field(ge=0)] = 0.0
+    high: PositiveFloat
+
+    @model_validator(mode="after")
+    def _keeps_what_agrees(self) -> ImportanceMask:
+        if self.kind == "k3" and self.low:
+            raise ValueError(
+                f"low is {self.low}, and k3 is 0 where sampler and trainer agree: leave low out"
+            )
+        if self.kind != "k3" and not self.low <= 1 <= self.high:
+            raise ValueError(
+                f"low is {self.low} and high {self.high}, which leaves out even what sampler and "
+                "trainer agree on, where w is 1: set low to at most 1 and high to at least 1"
+            )
+        return self
+
+
+class ImportanceChoice(Frozen):
+    """Weights and masks of the policy term by w = pi_old / pi_sampler."""
+
+    weight: Literal["token", "sequence", "none"] = "token"  # sequence: the product over the leaf
+    cap: PositiveFloat = 2.0  # of the weight
+    mask: ImportanceMask | None = None
+    # DeepSeek-V3.2's mask: tokens with A < 0 of leaves from which the policy that learns has moved
+    # away by more than this, in nats a token
+    negative: PositiveFloat | None = None
 
 
 class Kl(Frozen):
@@ -158,6 +285,15 @@ class Overlong(Frozen):
 
     buffer: Annotated[Float, Field(gt=0, le=1)]  # share of the budget in which the penalty rises
     factor: PositiveFloat  # the penalty at the end of the budget
+
+
+class Teaching(Frozen):
+    """On-policy distillation: log teacher - log policy of each sampled token, as its advantage.
+
+    It is added to the estimator's. The recipe's section ``teacher`` names the policy that teaches.
+    """
+
+    weight: PositiveFloat
 
 
 class Critic(Frozen):
@@ -194,7 +330,7 @@ INFRASTRUCTURE: tuple[Maskable, ...] = (
 class Algorithm(Frozen):
     """The choices of one algorithm: a row of params/algorithms.yaml."""
 
-    branching: Literal["none", "marks", "entropy"]
+    branching: Literal["none", "marks", "entropy", "random"]
     marks: Annotated[Marks, BeforeValidator(_spelt_out)]
     estimator: Estimator
     ratio: Literal["none", "token", "segment", "sequence"]
@@ -204,11 +340,27 @@ class Algorithm(Frozen):
     overlong: Overlong | None = None
     kl: Kl | None = None
     critic: Critic | None = None
+    teacher: Teaching | None = None
     entropy_bonus: Annotated[Float, Field(ge=0)] = 0.0
-    importance_cap: PositiveFloat | None = 2.0  # of old policy over sampler; null: no weights
+    importance: ImportanceChoice = ImportanceChoice()  # of old policy over sampler
+    objective: Objective = Clipped(kind="clipped")
+    against: Literal["old", "sampler"] = "old"  # whose log-probabilities the ratio divides by
     masked: tuple[Maskable, ...] = INFRASTRUCTURE  # outcomes whose leaves are not learned from
     # what has weight 1 in the loss; paths: branches share the weight of the path they continue
     counts: Literal["leaves", "paths"] = "leaves"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_cap(cls, row: Any) -> Any:
+        """Take ``importance_cap``, which the section importance was before."""
+        if not isinstance(row, dict) or "importance_cap" not in row:
+            return row
+        row = dict(row)
+        cap = row.pop("importance_cap")
+        if "importance" in row:
+            raise ValueError("importance_cap is what importance.cap was before: leave it out")
+        given = {"weight": "none"} if cap is None else {"cap": cap}
+        return {**row, "importance": given}
 
     @model_validator(mode="after")
     def _can_be_done(self) -> Algorithm:
@@ -224,12 +376,18 @@ class Algorithm(Frozen):
     def _impossible(self) -> list[tuple[bool, str]]:
         """Return (whether it applies, message with remedy) of every impossible combination."""
         estimator, marks = self.estimator.kind, self.marks.kind
+        objective = self.objective.kind
         has_critic, needs_critic = self.critic is not None, estimator == "gae"
         return [
             (
                 has_critic and not needs_critic,
                 f"critic is given, and the estimator {estimator} uses none: set critic to null, or "
                 "the estimator to gae",
+            ),
+            (
+                estimator == "none" and self.teacher is None,
+                "the estimator none gives no advantage, and teacher is null: nothing is learned; "
+                "choose an estimator, or write the section teacher",
             ),
             (needs_critic and not has_critic, "the estimator gae needs the section critic"),
             (
@@ -242,9 +400,42 @@ class Algorithm(Frozen):
                 "to tool_call",
             ),
             (
-                (self.ratio == "none") != (self.clip is None),
+                objective != "sapo" and (self.ratio == "none") != (self.clip is None),
                 f"ratio is {self.ratio} and clip is {'null' if self.clip is None else 'given'}: a "
                 "ratio needs its clip range, and without one there is nothing to clip",
+            ),
+            (
+                objective == "sapo" and self.clip is not None,
+                "the objective sapo has no clip range, and clip is given: set clip to null",
+            ),
+            (
+                objective != "clipped" and self.ratio == "none",
+                f"the objective {objective} bounds a ratio, and ratio is none: set it to token, or "
+                "the objective to clipped",
+            ),
+            (
+                objective == "dppo" and self.ratio not in ("none", "token"),
+                f"the objective dppo looks at single tokens, and ratio is {self.ratio}: set it to "
+                "token",
+            ),
+            (
+                self.clip is not None and self.clip.low is None and objective == "clipped",
+                "clip.low is null, and the objective clipped needs both ends: give clip.low, or "
+                "take the objective cispo",
+            ),
+            (
+                self.clip is not None and self.clip.dual is not None and objective != "clipped",
+                f"clip.dual belongs to the objective clipped, and this is {objective}: leave it "
+                "out",
+            ),
+            (
+                self.against == "sampler" and self.ratio == "none",
+                "against is sampler, and ratio is none: there is nothing to divide; leave it out",
+            ),
+            (
+                self.against == "sampler" and self.importance.weight != "none",
+                "the ratio is against the sampler, which a weight by importance would count twice: "
+                "set importance.weight to none",
             ),
             (
                 self.ratio == "segment" and marks == "none",
@@ -254,6 +445,21 @@ class Algorithm(Frozen):
                 self.averaging == "unit_mean" and self.ratio not in ("segment", "sequence"),
                 f"unit_mean averages over the units of the ratio, which is {self.ratio}: set it to "
                 "segment or sequence, or average by token_mean",
+            ),
+            (
+                estimator in ("mean_relative", "part_relative") and self.kl_in("reward"),
+                f"the estimator {estimator} compares rewards of leaves, and kl is in the reward, "
+                "token by token: place it in the loss",
+            ),
+            (
+                estimator == "mean_relative" and self.overlong is not None,
+                "the estimator mean_relative divides by the mean reward, and overlong gives "
+                "rewards below 0: leave overlong out, or take the estimator group_relative",
+            ),
+            (
+                estimator == "rollout_relative" and self.branching == "none",
+                "the estimator rollout_relative compares leaves of one initial rollout, and "
+                "nothing branches: set branching to random, marks or entropy",
             ),
             (
                 estimator in ("two_level", "grouped_gae") and marks != "step",

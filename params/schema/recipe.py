@@ -21,6 +21,7 @@ from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reading import HAPPENED_BEFORE
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.reward_model import LEAST_LABELLED, RewardModel
+from params.schema.teacher import Teacher
 from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
@@ -56,6 +57,7 @@ class Recipe(Frozen):
     seed: NonNegative  # of every random draw
     start: Literal["scratch", "champion"] = "scratch"  # the policy that training starts from
     champion: Champion | None = None  # null: there is none yet
+    teacher: Teacher | None = None  # null: there is none; rows with a teacher need one
     machine: Machine
     prepare: Prepare
     dialogue: Dialogue
@@ -171,7 +173,12 @@ def algorithm_of(recipe: Recipe, folder: Path = PARAMS) -> Algorithm:
     Raises ValueError for a name without a row, and for budgets and updates that the algorithm
     cannot use.
     """
-    name, rows = recipe.reinforce.algorithm, load_algorithms(folder)
+    return row_for(recipe, recipe.reinforce.algorithm, folder)
+
+
+def row_for(recipe: Recipe, name: str, folder: Path = PARAMS) -> Algorithm:
+    """Return a row of the table for a recipe. Raises as ``algorithm_of``."""
+    rows = load_algorithms(folder)
     if name not in rows:
         raise ValueError(
             f"reinforce.algorithm '{name}' is no row of {folder / 'algorithms.yaml'}"
@@ -188,6 +195,12 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
     section, learned = recipe.reinforce, recipe.reward_model
     budget, learning = section.rollout, section.update
     steps = learning.epochs * learning.mini_batches
+    negative = [
+        f"{part.name}.{key} {value}"
+        for part in section.reward
+        for key, value in part.settings.model_dump().items()
+        if isinstance(value, (int, float)) and value < 0
+    ]
     return [
         (
             row.branching != "none" and not (budget.branch and budget.initial < budget.leaves),
@@ -207,6 +220,16 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
             f"has the ratio none, and reinforce.ahead is {section.ahead}, so it would learn from "
             "an older policy's samples without a correction: set ahead to 0, or choose a row with "
             "a ratio",
+        ),
+        (
+            row.teacher is not None and recipe.teacher is None,
+            "learns from a teacher, and the recipe names none: write the section teacher",
+        ),
+        (
+            row.estimator.kind == "mean_relative" and bool(negative),
+            "divides by the mean reward, and reinforce.reward has what is below 0 "
+            f"({', '.join(negative)}): set that to 0, or choose a row with the estimator "
+            "group_relative",
         ),
         (
             row.group_filter != "none" and any(part.name == "model" for part in section.reward),

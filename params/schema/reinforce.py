@@ -17,6 +17,7 @@ AlarmName = Literal[
     "validation_lost",
     "reward_hacked",
     "model_hacked",
+    "tools_unused",
     "gradient_spike",
     "mismatch_spike",
     "masked",
@@ -108,6 +109,12 @@ class Validation(Frozen):
     publish: Literal["last", "best"] = "last"
 
 
+class Curriculum(Frozen):
+    """Questions whose groups had no spread come back later."""
+
+    rest: Positive  # passes over the questions that such a question is left out of
+
+
 class Reinforce(Frozen):
     """Reinforcement learning: the algorithm, its budgets, and what is kept and traced."""
 
@@ -121,6 +128,7 @@ class Reinforce(Frozen):
     # Most turns of a path that a policy samples of a batch before the next policy goes on with it;
     # null: one policy samples a whole batch.
     turns_per_policy: Positive | None = None
+    curriculum: Curriculum | None = None  # null: each pass asks all questions
     keep: Keep
     trace_every: Positive  # iterations between those whose trajectories are logged to MLflow
     trace_questions: NonNegative  # how many questions of such an iteration are logged
@@ -138,5 +146,11 @@ class Reinforce(Frozen):
             raise ValueError(
                 f"turns_per_policy is {self.turns_per_policy} and ahead is {self.ahead}, so a "
                 "single policy samples a batch: set ahead to 2 or more, or turns_per_policy to null"
+            )
+        if self.turns_per_policy is not None and self.curriculum is not None:
+            raise ValueError(
+                "curriculum chooses questions by the groups of all batches before, of which "
+                f"turns_per_policy {self.turns_per_policy} leaves some unfinished: set "
+                "turns_per_policy or curriculum to null"
             )
         return self

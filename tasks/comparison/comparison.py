@@ -45,6 +45,7 @@ class Comparison:
     environment: OpenEnvironment
     reader: Reader
     reward_model: PublishedRewardModel | None = None  # that each variant's training begins with
+    teacher: Artifact | None = None  # of rows that have one
 
     def validation(self, variant: Variant) -> Exam | None:
         """Return what a variant's policies are asked during training; None for most variants."""

@@ -73,6 +73,8 @@ def _inputs_of_training(comparison: Comparison, variant: Variant) -> dict[str, A
     if reward_model := comparison.reward_model:
         learned = [reward_model.model, reward_model.trees, reward_model.rewards]
         inputs["reward_model"] = [variant.recipe.reward_model, *learned]
+    if comparison.teacher and variant.algorithm.teacher:
+        inputs["teacher"] = comparison.teacher
     if exam := comparison.validation(variant):
         measure = comparison.recipe.verdict.measure
         inputs["validation"] = [exam.questions, exam.panel, measure]
@@ -112,6 +114,7 @@ def _trained(
         reader=comparison.reader,
         exam=comparison.validation(variant),
         reward_model=comparison.reward_model,
+        teacher=comparison.teacher,
         most_iterations=LONGEST * variant.recipe.reinforce.iterations,
     )
     iterations, spent = train_until(training, comparison.budget, report)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,14 +66,17 @@ def episodes_of(
     penalty: Sequence[Floats] | None = None,
     values: ByNode | None = None,
     step_weight: float = 1.0,
+    parts: Sequence[Mapping[str, float]] | None = None,
 ) -> list[LeafTrajectory]:
     """Return the leaves of a tree as estimators read them.
 
-    ``rewards``: of the leaves [L], length shaping included. ``penalty`` and ``values``: of each
+    ``rewards``: of the leaves [L], length shaping included; ``parts``: of each leaf, what each part
+    of the reward added. ``penalty`` and ``values``: of each
     sampled token, by node. The reward of a step, times ``step_weight``, is given at the last token
     of its turn, the rest of the leaf's reward at the end.
     """
-    identities = _identities(tree, getattr(algorithm.estimator, "key", "lineage"))
+    merged = getattr(algorithm.estimator, "key", None) == "token_ids"
+    identities = _identities(tree, "token_ids" if merged else "lineage")
     episodes = []
     for leaf, trajectory in enumerate(tree.trajectories()):
         lengths = [len(turn.tokens) for turn in sampled(trajectory)]
@@ -91,6 +94,7 @@ def episodes_of(
                 states=tuple(observed_before(trajectory)),
                 values=along(tree, leaf, values) if values else None,
                 whole=rewards[leaf] + charges.sum(),
+                parts=parts[leaf] if parts else None,
             )
         )
     return episodes

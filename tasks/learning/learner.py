@@ -15,7 +15,7 @@ from params.schema.reinforce import Update
 from tasks.learning import token_values
 from tasks.learning.attention import attending, form_of
 from tasks.learning.gradients import add_gradients, apply_gradients, weights_of
-from tasks.learning.losses import Loss, Views, policy_loss, value_loss
+from tasks.learning.losses import Loss, policy_loss, value_loss
 from tasks.learning.packing import Credited, Forest
 from tasks.learning.passes import (
     forests_of_lanes,
@@ -27,6 +27,7 @@ from tasks.learning.passes import (
     values,
 )
 from tasks.learning.token_values import Seen
+from tasks.learning.views import Views
 from tasks.policy import sharding, world
 from tasks.policy.logits import backbone_of
 from tasks.policy.machine import in_precision
@@ -267,7 +268,10 @@ COMBINE: dict[str, Callable[[float, float], float]] = {
     "mismatch_highest": max,
     "ratio_lowest": min,
 }
-OVER_TOKENS = ("clip_low", "clip_high", "clip_dual", "kl", "entropy", "importance_weight")
+OVER_TOKENS = (
+    *("clip_low", "clip_high", "clip_dual", "kl", "entropy"),
+    *("importance_weight", "importance_masked"),
+)
 WHERE_GIVEN = ("kl_reference", "value_loss", "value_clipped", "value_error")  # also over tokens
 
 

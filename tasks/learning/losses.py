@@ -1,7 +1,8 @@
 """Policy and value losses over leaf views: padded rows of the sampled tokens of each leaf. Pure.
 
-A loss is a record of independent choices: importance ratio, clip range, averaging, KL term, entropy
-bonus, importance cap. Nothing here knows the name of an algorithm. Losses are sums, divided by a
+A loss is a record of independent choices: importance ratio, objective with its clip range, weights
+and masks by the importance of what was sampled, averaging, KL term, entropy bonus. Nothing here
+knows the name of an algorithm. Losses are sums, divided by a
 denominator that counts the leaf views of the whole optimizer step, so the gradients of
 micro-batches add up to that of the whole batch. docs/losses.md has the formulas, and the
 differences from other trainers.
@@ -13,45 +14,19 @@ one importance ratio: a token, a segment or the whole leaf. Units are numbered w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0
+from tasks.learning import importance
+from tasks.learning.importance import ALIKE, Importance
+from tasks.learning.objectives import CLIPPED, Clip, Objective
+from tasks.learning.views import Views, clamped, sampled_only
+
 REFERENCE_LIMIT = 10.0
-LOGPROB_FLOOR = -1e4  # replaces the log of probability 0; beyond both limits
 
 Metrics = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Views:
-    """One micro-batch of leaves; every tensor is [L, S].
-
-    Values where ``mask`` is False (padding, observed tokens) are ignored, even NaN or inf.
-    """
-
-    logprobs: Tensor  # of the policy that learns; carries the gradient
-    old_logprobs: Tensor  # of the policy that sampled, as the trainer computes them; no gradient
-    advantages: Tensor
-    mask: Tensor  # bool: sampled tokens
-    segments: Tensor  # int64: segment of each token within its leaf, ascending from 0, below S
-    sampler_logprobs: Tensor  # of the policy that sampled, as the engine computed them
-    entropies: Tensor  # over ln|V|, in [0, 1]; carry a gradient where the loss has a bonus
-    reference_logprobs: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Clip the ratio to [1 - low, 1 + high]; with ``dual``, losses where A < 0 to -dual A."""
-
-    low: float
-    high: float
-    dual: float | None = None
-
-
-UNBOUNDED = Clip(torch.inf, torch.inf)
 
 
 @dataclass(frozen=True)
@@ -76,7 +51,7 @@ class ImportanceRatio:
         token of the unit. ``views`` must come from ``sampled_only``. Units of one token: PPO,
         arXiv 1707.06347; of a whole leaf: GSPO, arXiv 2507.18071, equation 7.
         """
-        log_ratio = _clamped(views.logprobs - self.old(views), LOG_RATIO_LIMIT)
+        log_ratio = clamped(views.logprobs - self.old(views))
         units = self.units(views.segments)
         return (_unit_sums(log_ratio, units) / _unit_lengths(views.mask, units)).exp()
 
@@ -120,7 +95,8 @@ class Loss:
     averaging: Averaging
     kl: KlPenalty | None = None
     entropy_bonus: float = 0.0
-    importance_cap: float | None = None  # of pi_old / pi_sampler; None: no importance weights
+    importance: Importance = ALIKE  # of what was sampled: weights and masks
+    objective: Objective = CLIPPED
 
 
 # ---------------------------------------------------------------- ratios
@@ -142,8 +118,15 @@ def _of_the_sampling_policy(views: Views) -> Tensor:
     return views.old_logprobs
 
 
+def _of_the_sampler(views: Views) -> Tensor:
+    return views.sampler_logprobs
+
+
 def _of_this_very_policy(views: Views) -> Tensor:
     return views.logprobs.detach()
+
+
+AGAINST = {"old": _of_the_sampling_policy, "sampler": _of_the_sampler}
 
 
 RATIOS = {
@@ -223,43 +206,6 @@ AVERAGINGS: dict[str, Callable[[float], Averaging]] = {  # response budget -> av
 # ---------------------------------------------------------------- terms, element by element
 
 
-def clipped_objective(ratio: Tensor, advantages: Tensor, clip: Clip | None) -> Tensor:
-    """Return -min(rho A, clip(rho) A) (PPO, arXiv 1707.06347, equation 7). [L, S]
-
-    With dual clip at most -c A where A < 0 (arXiv 1912.09729, equation 8). Without a clip range:
-    -rho A.
-    """
-    plain = -ratio * advantages
-    if clip is None:
-        return plain
-    clipped = torch.maximum(plain, -ratio.clamp(1 - clip.low, 1 + clip.high) * advantages)
-    if clip.dual is None:
-        return clipped
-    bounded = torch.minimum(clipped, -clip.dual * advantages)
-    return torch.where(advantages < 0, bounded, clipped)
-
-
-def clipped_tokens(ratio: Tensor, advantages: Tensor, clip: Clip) -> dict[str, Tensor]:
-    """Return by which bound the clip decides a token's loss: name -> bool [L, S]."""
-    return {
-        "clip_low": (ratio < 1 - clip.low) & (advantages < 0),
-        "clip_high": (ratio > 1 + clip.high) & (advantages > 0),
-        "clip_dual": (ratio > (clip.dual or torch.inf)) & (advantages < 0),
-    }
-
-
-def importance_weights(views: Views, cap: float | None) -> Tensor:
-    """Return min(pi_old / pi_sampler, cap), without gradient; 1 if ``cap`` is None. [L, S]
-
-    This corrects for log-probabilities of the trainer that differ from the engine's: truncated
-    importance sampling (Ionides 2008).
-    """
-    if cap is None:
-        return torch.ones_like(views.old_logprobs)
-    mismatch = views.old_logprobs - views.sampler_logprobs
-    return _clamped(mismatch, LOG_RATIO_LIMIT).exp().clamp(max=cap).detach()
-
-
 def k1(log_ratio: Tensor) -> Tensor:
     """Return -d: unbiased, sometimes negative; its on-policy gradient in a loss has mean zero."""
     return -log_ratio
@@ -280,36 +226,10 @@ KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 def reference_log_ratio(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Return d = log pi_ref - log pi, clamped to +-10, the input of the KL estimators. [L, S]"""
-    return _clamped(reference_logprobs - logprobs, REFERENCE_LIMIT)
-
-
-def _clamped(values: Tensor, limit: float) -> Tensor:
-    return values.clamp(-limit, limit)
+    return clamped(reference_logprobs - logprobs, REFERENCE_LIMIT)
 
 
 # ---------------------------------------------------------------- the losses
-
-
-def sampled_only(views: Views) -> Views:
-    """Return the views with 0 where ``mask`` is False, and log-probabilities made finite."""
-
-    def kept(values: Tensor) -> Tensor:
-        return torch.where(views.mask, values, 0)
-
-    def finite(logprobs: Tensor) -> Tensor:
-        return kept(logprobs).clamp(min=LOGPROB_FLOOR)
-
-    reference = views.reference_logprobs
-    return replace(
-        views,
-        logprobs=finite(views.logprobs),
-        old_logprobs=finite(views.old_logprobs),
-        sampler_logprobs=finite(views.sampler_logprobs),
-        reference_logprobs=None if reference is None else finite(reference),
-        advantages=kept(views.advantages),
-        segments=kept(views.segments),
-        entropies=kept(views.entropies),
-    )
 
 
 def policy_loss(
@@ -317,20 +237,21 @@ def policy_loss(
 ) -> tuple[Tensor, Metrics]:
     """Return the micro-batch's share of the policy loss, a scalar, and sums for its metrics.
 
-    The importance weight multiplies the policy term alone; KL and entropy are averaged as the
-    policy term is (**chosen**). ``denominator`` is ``loss.averaging.denominator`` of the whole
-    optimizer step. ``weights`` [L]: of the leaves, None: 1 each; they multiply all terms and enter
-    the denominator, but no metric.
+    The importance weight, or the 0 of a mask, multiplies the policy term alone; KL and entropy are
+    averaged as the policy term is (**chosen**). ``denominator`` is ``loss.averaging.denominator``
+    of the whole optimizer step. ``weights`` [L]: of the leaves, None: 1 each; they multiply all
+    terms and enter the denominator, but no metric.
     Raises ValueError if the loss has a KL term and the views have no reference.
 
     Metrics are sums over sampled tokens (``tokens`` counts them): ``clip_low``, ``clip_high``,
     ``clip_dual`` (tokens clipped), ``kl`` (k3 estimate of KL(pi_old || pi)), ``entropy``,
-    ``importance_weight``, ``kl_reference`` (k3 against the reference, where there is one); but
+    ``importance_weight``, ``importance_masked`` (tokens that a mask leaves out), ``kl_reference``
+    (k3 against the reference, where there is one); but
     ``ratio_highest``, ``ratio_lowest`` and ``mismatch_highest`` (|old - sampler|) are extremes.
     """
     views = sampled_only(views)
-    ratio, importance = loss.ratio.of(views), importance_weights(views, loss.importance_cap)
-    elements = importance * clipped_objective(ratio, views.advantages, loss.clip)
+    ratio, weight = loss.ratio.of(views), importance.weights(views, loss.importance)
+    elements = weight * loss.objective.terms(ratio, views, loss.clip)
     if loss.kl:
         elements = elements + loss.kl.coefficient * loss.kl.estimator(_from_reference(views))
     if loss.entropy_bonus:
@@ -339,7 +260,7 @@ def policy_loss(
         elements = elements * weights[:, None]
     total = loss.averaging.total(elements, views.mask, loss.ratio.units(views.segments))
     with torch.no_grad():
-        metrics = _metrics(views, ratio, importance, loss.clip or UNBOUNDED)
+        metrics = _metrics(views, ratio, weight, loss)
     return total / denominator, metrics
 
 
@@ -353,16 +274,17 @@ def _from_reference(views: Views) -> Tensor:
     return reference_log_ratio(views.logprobs, views.reference_logprobs)
 
 
-def _metrics(views: Views, ratio: Tensor, weights: Tensor, clip: Clip) -> Metrics:
+def _metrics(views: Views, ratio: Tensor, weights: Tensor, loss: Loss) -> Metrics:
     """Return sums over sampled tokens; ``views`` must come from ``sampled_only``, [L, S]."""
-    mask, advantages = views.mask, views.advantages
-    log_ratio = _clamped(views.logprobs - views.old_logprobs, LOG_RATIO_LIMIT)
+    mask = views.mask
+    log_ratio = clamped(views.logprobs - views.old_logprobs)
     sums = {
         "tokens": mask,
-        **clipped_tokens(ratio, advantages, clip),
+        **loss.objective.bounded(ratio, views, loss.clip),
         "kl": k3(log_ratio),  # of log(pi / pi_old), samples from pi_old
         "entropy": views.entropies,
         "importance_weight": torch.where(mask, weights, 0),
+        "importance_masked": mask & ~importance.kept(views, loss.importance),
     }
     if views.reference_logprobs is not None:
         sums["kl_reference"] = k3(_from_reference(views))

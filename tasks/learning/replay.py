@@ -24,10 +24,11 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ScoredTrees:
-    """The trees of a batch, and the table of their rewards."""
+    """The trees of a batch, the table of their rewards, and that of the rewards' parts."""
 
     trees: Artifact
     rewards: Artifact
+    parts: Artifact | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.learning.losses import UNBOUNDED, Loss, Views, clipped_tokens, sampled_only
+from tasks.learning.losses import Loss
 from tasks.learning.packing import Forest, to_nodes
+from tasks.learning.views import Views, sampled_only
 
 # (question, node) -> sums over the leaf views of each token: gap, ratio, clipped, views. [S, 4]
 Seen = dict[tuple[str, int], NDArray[np.float32]]
@@ -32,9 +33,7 @@ def add(seen: Seen, forest: Forest, views: Views, loss: Loss) -> None:
     """Add what the loss saw of the tokens of a micro-batch to ``seen``, in place."""
     sampled_views = sampled_only(views)
     ratio = loss.ratio.of(sampled_views)
-    clipped = torch.stack(
-        [*clipped_tokens(ratio, sampled_views.advantages, loss.clip or UNBOUNDED).values()]
-    )
+    clipped = torch.stack([*loss.objective.bounded(ratio, sampled_views, loss.clip).values()])
     gap = sampled_views.old_logprobs - sampled_views.sampler_logprobs
     values = torch.stack([gap, ratio, clipped.any(0).float(), torch.ones_like(ratio)], -1)
     for tree, node, sums in to_nodes(forest, _over_views(values, forest)):

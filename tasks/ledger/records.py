@@ -98,6 +98,7 @@ class _SubStep(_Sealed):
     curve: list[dict[str, float]] = []
     rows: list[dict[str, Any]] = []
     groups_with_spread: int = 0
+    without_spread: list[str] = []
     another_batch: bool = False
     promote: bool = False
     reason: str = ""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,20 @@ NO_CHAMPION = {"version": None}
 
 def write(folder: Path, pinned: Champion | None, restore: Callable[[str, Path], None]) -> None:
     """Replace ``folder``; ``restore(digest, target)`` brings back the files of a policy."""
+    record = pinned.model_dump() if pinned else NO_CHAMPION
+    with written(folder, "champion.json", record) as partial:
+        if pinned:
+            restore(pinned.digest, partial / "policy")
+
+
+@contextmanager
+def written(folder: Path, name: str, record: Any) -> Iterator[Path]:
+    """Yield a folder to put files into, which then replaces ``folder``; write a record beside."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    if pinned:
-        restore(pinned.digest, partial / "policy")
-    record = pinned.model_dump() if pinned else NO_CHAMPION
-    (partial / "champion.json").write_text(json.dumps(record, indent=1) + "\n")
+    yield partial
+    (partial / name).write_text(json.dumps(record, indent=1) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
 

@@ -1,4 +1,4 @@
-"""Branch paths where the algorithm's row says: after observations (ARPO) or at marks (GPG)."""
+"""Branch paths where the algorithm's row says: after observations, at marks, or at random."""
 
 from __future__ import annotations
 
@@ -78,6 +78,54 @@ def branch_at_marks(waiting: Sequence[LiveTrajectory], lane: Lane) -> None:
         lane.close(path)
 
 
+def branch_at_random(waiting: Sequence[LiveTrajectory], lane: Lane) -> None:
+    """Branch ended trajectories after random observations, while the budget lasts.
+
+    In a round each initial rollout gets ``marks_per_rollout`` branches, from any of its paths;
+    rounds follow each other until all leaves are there (Tree-GRPO, arXiv 2509.21240: M is
+    ``initial``, N ``marks_per_rollout``, L the number of rounds). **Chosen**: places are drawn
+    independently, so one may be drawn twice; a rollout without an observation does not branch.
+    """
+    setting, left = lane.setting, lane.setting.rollout.leaves - len(waiting[0].siblings)
+    drawn: list[tuple[LiveTrajectory, int]] = []
+    for paths in _of_initial_rollouts(waiting):
+        places = [*{node: (path, node) for path in paths for node in _observed(path)}.values()]
+        seed = seed_of(paths[0], "branch", len(waiting[0].siblings), setting)
+        chance = np.random.Generator(np.random.Philox(seed))
+        count = setting.rollout.marks_per_rollout if places else 0
+        drawn += [places[chance.integers(len(places))] for _ in range(count)]
+    again = 0 < len(drawn) < left  # another round follows, for which all paths wait
+    for path, node in drawn[:left]:
+        _branch_at(path, _after(path, node), node, 1, lane, waits=again)
+    if not again:
+        for path in waiting:
+            path.waits = False
+            lane.close(path)
+
+
+def _of_initial_rollouts(paths: Sequence[LiveTrajectory]) -> list[list[LiveTrajectory]]:
+    """Group paths by the initial rollout that they begin with."""
+    groups: dict[int, list[LiveTrajectory]] = {}
+    for path in paths:
+        groups.setdefault(path.tree.path(path.node)[1], []).append(path)
+    return list(groups.values())
+
+
+def _observed(path: LiveTrajectory) -> list[int]:
+    """Return the nodes of an ended path that answer an act, and that it went on from."""
+    nodes = path.tree.nodes
+    return [node for node in path.tree.path(path.node)[1:-1] if nodes[node].kind != TURN]
+
+
+def _after(path: LiveTrajectory, node: int) -> Point:
+    """Return the point at the end of a node that the path went on from."""
+    route = path.tree.path(path.node)
+    place, nodes = route.index(node), path.tree.nodes
+    position = sum(len(nodes[index].tokens) for index in route[: place + 1])
+    length = len(nodes[node].tokens)
+    return Point(place, length, position, False, nodes[route[place + 1]].entropies)
+
+
 def _points(path: LiveTrajectory, route: Sequence[int], lane: Lane) -> list[Point]:
     """Return the points where an ended trajectory branches."""
     trajectory = [path.tree.nodes[index] for index in route]
@@ -87,7 +135,9 @@ def _points(path: LiveTrajectory, route: Sequence[int], lane: Lane) -> list[Poin
     return branching_points(trajectory, marks, lane.setting.rollout.marks_per_rollout)
 
 
-def _branch_at(path: LiveTrajectory, point: Point, node: int, added: int, lane: Lane) -> None:
+def _branch_at(
+    path: LiveTrajectory, point: Point, node: int, added: int, lane: Lane, waits: bool = False
+) -> None:
     """Start branches after ``node``; inside a turn they continue the turn's beginning."""
     tree = path.tree
     *before, last = ([tree.nodes[part] for part in step] for step in tree.steps(node))
@@ -100,6 +150,7 @@ def _branch_at(path: LiveTrajectory, point: Point, node: int, added: int, lane: 
             context_tokens(tree, node),
             acted,
             turns=acted,
+            waits=waits,
             head=np.concatenate([NO_TOKENS, *(part.tokens for part in head)]),
             head_text="".join(part.text for part in head),
         )
@@ -121,11 +172,17 @@ class Beaming:
 
     initial: Callable[[Rollout], int]  # trajectories that start from the prompt at once
     judge: Callable[[Sequence[Judged], Lane], None]
-    at_marks: bool  # the first trajectories wait until all have ended, then branch
+    # what branches trajectories that wait until all of their tree have ended; None: none waits
+    once_ended: Callable[[Sequence[LiveTrajectory], Lane], None] | None
+
+
+def ignore(judged: Sequence[Judged], lane: Lane) -> None:
+    """Record nothing: branches do not depend on what follows an observation."""
 
 
 BEAMING = {
-    "none": Beaming(lambda rollout: rollout.leaves, watch, at_marks=False),
-    "marks": Beaming(lambda rollout: rollout.initial, lambda *_: None, at_marks=True),
-    "entropy": Beaming(lambda rollout: rollout.initial, judge, at_marks=False),
+    "none": Beaming(lambda rollout: rollout.leaves, watch, None),
+    "marks": Beaming(lambda rollout: rollout.initial, ignore, branch_at_marks),
+    "entropy": Beaming(lambda rollout: rollout.initial, judge, None),
+    "random": Beaming(lambda rollout: rollout.initial, ignore, branch_at_random),
 }

@@ -22,7 +22,7 @@ from tasks.dialects.contract import Turn
 from tasks.engines import Engine
 from tasks.environments.contract import Session
 from tasks.policy.parallel import side_by_side
-from tasks.rollouts.beaming import BEAMING, Judged, branch_at_marks
+from tasks.rollouts.beaming import BEAMING, Judged
 from tasks.rollouts.paths import NO_MARKS, Begun, Lane, LiveTrajectory, Setting, context_of, root
 from tasks.rollouts.rollout_parts import Resting, begin_again, resume
 from tasks.rollouts.turn_taking import act, end, take_turn
@@ -172,16 +172,17 @@ def _first_paths(planted: Planted, lane: Lane) -> list[list[LiveTrajectory]]:
         pairs = zip(planted.resting, planted.begun, strict=True)
         return [resume(resting, begun, lane) for resting, begun in pairs]
     paths: list[list[LiveTrajectory]] = [[] for _ in planted.trees]
-    waits = BEAMING[lane.setting.branching].at_marks
+    waits = BEAMING[lane.setting.branching].once_ended is not None
     for tree, begun, siblings in zip(planted.trees, planted.begun, paths, strict=True):
         lane.start(tree, siblings, begun, waits)
     return paths
 
 
 def _continue(siblings: list[LiveTrajectory], lane: Lane) -> None:
-    """Branch at marks that wait, else start more paths, once all paths of a tree have ended."""
-    if waiting := [path for path in siblings if path.waits]:
-        branch_at_marks(waiting, lane)
+    """Branch paths that wait, else start more, once all paths of a tree have ended."""
+    branch = BEAMING[lane.setting.branching].once_ended
+    if branch and (waiting := [path for path in siblings if path.waits]):
+        branch(waiting, lane)
     if not any(path.live for path in siblings):
         tree, missing = siblings[0].tree, lane.setting.rollout.leaves - len(siblings)
         begun = lane.episodes.open([tree.question] * missing) if missing else []

@@ -63,6 +63,7 @@ class Batches:
         self.policies: list[Artifact] = []  # that the iterations so far began with
         # Used by the thread alone: the questions consumed, and the batches that rest.
         self.consumed = 0
+        self.due: dict[str, int] = {}  # with a curriculum: question -> pass that may ask it again
         self.begun: dict[int, PartialBatch] = {}
 
     def begin(self, iteration: int, agents: Agents) -> None:
@@ -82,8 +83,9 @@ class Batches:
     def _sample(self, batch: int, agents: Agents, before: Future[Any] | None) -> ScoredBatch:
         """Sample a batch to its end."""
         step, begun = self._go_on(batch, before)
-        scored = sample(self.training, step, agents, self.consumed, begun)
+        scored = sample(self.training, step, agents, self.consumed, begun, self.due)
         self.consumed = scored.consumed
+        self.due.update(scored.due)
         return scored
 
     def _sample_part(self, batch: int, agents: Agents, before: Future[Any] | None) -> None:

@@ -94,6 +94,7 @@ def advantage_inputs(
         reference=agents.reference if algorithm.kl_in("reward") else None,
         trees=[batch.trees for batch in batches],
         rewards=[batch.rewards for batch in batches],
+        parts=_parts(batches) if algorithm.estimator.kind == "part_relative" else None,
         algorithm=algorithm,
         questions=recipe.reinforce.questions,
         settings=recipe.reinforce.update,
@@ -101,7 +102,12 @@ def advantage_inputs(
         response_tokens=recipe.dialogue.response_tokens,
         machine=recipe.machine,
         step_weight=recipes.step_weight(recipe),
+        teacher=training.teacher if algorithm.teacher else None,
     )
+
+
+def _parts(batches: Sequence[ScoredTrees]) -> list[Artifact]:
+    return [batch.parts for batch in batches if batch.parts]
 
 
 def update_inputs(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from params.schema.algorithms import MOST_BATCHES
 from params.schema.base import Machine
@@ -19,8 +20,10 @@ from tasks.policy.resident import Learner
 from tasks.reward import reward
 from tasks.rollout import rollout, rollout_part
 from tasks.training.agents import Agents
+from tasks.training.curriculum import Chosen, choose, due_after
 from tasks.training.inputs import estimate_inputs, reward_inputs, rollout_inputs
 from tasks.training.setup import Training
+from tasks.trees.tables import question_ids
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,17 @@ class ScoredBatch:
     estimates: list[Record]  # of the reward model, where there is one
     rewards: list[Record]
     consumed: int  # questions so far, this iteration's included
+    # with a curriculum: its questions -> the first pass over all that may ask them again
+    due: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def scored_trees(self) -> list[ScoredTrees]:
         """Return the trees of each batch with their rewards."""
         return [
             ScoredTrees(
-                artifacts.output(rolled_out, "trees"), artifacts.output(rewarded, "rewards")
+                artifacts.output(rolled_out, "trees"),
+                artifacts.output(rewarded, "rewards"),
+                artifacts.output(rewarded, "parts"),
             )
             for rolled_out, rewarded in zip(self.rollouts, self.rewards, strict=True)
         ]
@@ -69,21 +76,36 @@ class PartialBatch:
 
 
 EMPTY = PartialBatch({}, [])
+NOTHING_RESTS: Mapping[str, int] = MappingProxyType({})
 
 
 def sample(
-    training: Training, step: SubStep, agents: Agents, consumed: int, begun: PartialBatch = EMPTY
+    training: Training,
+    step: SubStep,
+    agents: Agents,
+    consumed: int,
+    begun: PartialBatch = EMPTY,
+    due: Mapping[str, int] = NOTHING_RESTS,
 ) -> ScoredBatch:
     """Roll out and score a batch; with a group filter, more until enough groups have a spread.
 
-    ``consumed``: questions that earlier iterations have taken. ``begun``: what is there of the
-    batch.
+    ``consumed``: questions that earlier iterations have taken, with a curriculum the place in the
+    passes. ``begun``: what is there of the batch. ``due``: the curriculum's, of earlier batches.
     """
+    curriculum = training.recipe.reinforce.curriculum
+    chosen = Chosen(place=consumed)
+    passes: dict[str, int] = {}
     rollouts: list[Record] = []
     estimates: list[Record] = []
     rewards: list[Record] = []
     for attempt in range(MOST_BATCHES):
         inputs = replace(rollout_inputs(training, agents, consumed, attempt), before=begun.newest)
+        if curriculum:
+            chosen = _next(training, step, chosen.place, due, passes)
+            if attempt and not chosen.passes:
+                break
+            passes |= chosen.passes
+            inputs = replace(inputs, chosen=tuple(chosen.passes))
         rolled_out = rollout(
             step, inputs, environment=training.environment, acting=acting_in(training)
         )
@@ -102,8 +124,22 @@ def sample(
         if is_enough(training, rewards) or not rolled_out["another_batch"]:
             break
     samplers = {**begun.samplers, agents.steps: agents.policy}
-    consumed += len(rollouts) * training.recipe.reinforce.questions
-    return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, consumed)
+    if curriculum is None:
+        consumed += len(rollouts) * training.recipe.reinforce.questions
+        return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, consumed)
+    alike = {question for record in rewards for question in record.get("without_spread", ())}
+    rested = due_after(passes, alike, curriculum.rest)
+    place = chosen.place
+    return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, place, rested)
+
+
+def _next(
+    training: Training, step: SubStep, place: int, due: Mapping[str, int], asked: Collection[str]
+) -> Chosen:
+    """Return the questions of the next batch of an iteration, as the curriculum has them."""
+    ids = question_ids(Path(training.questions.path))
+    size = training.recipe.reinforce.questions
+    return choose(ids, step.seed, place, size, due, asked)
 
 
 def is_enough(training: Training, rewards: list[Record]) -> bool:

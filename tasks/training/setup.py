@@ -39,6 +39,7 @@ class Training:
     reward_model: PublishedRewardModel | None = (
         None  # that training begins with; None: there is none
     )
+    teacher: Artifact | None = None  # whose probabilities are learned; None: there is none
     most_iterations: int | None = None  # None: as many as the recipe says
 
     @property

@@ -238,6 +238,12 @@ def load_questions(file: Path, iteration: int | None = None) -> list[Question]:
     return [_question(row) for row in read_rows(file, iteration)]
 
 
+def question_ids(file: Path) -> list[str]:
+    """Read the ids of the questions in ``file``, in their order."""
+    ids: list[str] = pq.read_table(file, columns=["id"])["id"].to_pylist()
+    return ids
+
+
 class StoredQuestions(Sequence[Question]):
     """The questions in ``file``, each made when it is asked for: a batch needs few of many."""
 

@@ -37,7 +37,9 @@ NEW = {  # which recipes of the project leave out
     "dialogue__prompt": "growing",
     "dialogue__history": 2,
     "dialogue__prompt_tokens": None,
+    "reinforce__curriculum": None,
 }
+TEACHER = {"kind": "pretrained", "name": "a/b", "revision": "c" * 40, "gguf": None}
 
 
 def written(name, **changes):
@@ -48,7 +50,8 @@ def written(name, **changes):
 SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)
 NONE = written("tiny", prepare__intake=None, reinforce__validation=None)
 PRETRAINED = written("gsm8k", prepare__policy__gguf=None, prepare__policy__origin=None)
-WRITTEN = {"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED}
+TAUGHT = written("tiny", teacher=TEACHER)
+WRITTEN = {"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED, "taught": TAUGHT}
 
 
 def place_of(values, key):

@@ -133,6 +133,7 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         assert recipe.expect == values.pop("expect", None)  # is in no key either
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
+        values["reinforce"] = {"curriculum": None, **values["reinforce"]}
         if values["prepare"]["policy"]["kind"] == "pretrained":
             values["prepare"]["policy"].setdefault("gguf", None)
             values["prepare"]["policy"].pop("origin", None)  # is in no key
@@ -198,8 +199,13 @@ def test_every_recipe_has_room_for_every_algorithm(loaded, monkeypatch):
             update = recipe.reinforce.update.model_copy(update=steps)
             chosen = with_reinforce(recipe, algorithm=name, update=update)
             parts = {part.name for part in recipe.reinforce.reward}
-            if "model" in parts and row.group_filter != "none":
-                with pytest.raises(ValueError, match="stands in for it: choose a row"):
+            refused = {
+                "stands in for it: choose a row": "model" in parts and row.group_filter != "none",
+                "the recipe names none: write the section teacher": row.teacher is not None,
+                "divides by the mean reward": row.estimator.kind == "mean_relative",
+            }
+            if reasons := [reason for reason, applies in refused.items() if applies]:
+                with pytest.raises(ValueError, match=reasons[0]):
                     schema.algorithm_of(chosen)
             else:
                 assert schema.algorithm_of(chosen) == row
@@ -730,6 +736,27 @@ def test_a_group_filter_does_not_share_rollouts(loaded):
     with pytest.raises(ValueError, match=r"group_filter .*turns_per_policy 1.*to null"):
         schema.algorithm_of(recipe)
     assert schema.algorithm_of(with_reinforce(recipe, turns_per_policy=None))
+
+
+def test_rewards_that_are_not_negative_may_be_divided_by_their_mean(loaded):
+    tiny = loaded["tiny"]
+    answer = tiny.reinforce.reward[:1]
+    assert schema.algorithm_of(with_reinforce(tiny, algorithm="maxrl", reward=answer))
+    with pytest.raises(ValueError, match=r"below 0 \(format\.broken -1\.0\): set that to 0"):
+        schema.algorithm_of(with_reinforce(tiny, algorithm="maxrl"))
+
+
+def test_a_row_with_a_teacher_needs_one(loaded):
+    named = {"kind": "run", "recipe": "tiny", "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
+    taught = check(teacher=named)
+    assert schema.algorithm_of(with_reinforce(taught, algorithm="distil")).teacher
+    assert schema.algorithm_of(with_reinforce(taught, algorithm="grpo")), "it is not asked"
+
+
+def test_a_curriculum_needs_finished_groups():
+    shared = {"reinforce__turns_per_policy": 1, "reinforce__ahead": 2}
+    (line,) = fault(reinforce__curriculum={"rest": 1}, **shared)
+    assert "turns_per_policy 1 leaves some unfinished" in line
 
 
 def test_tools_that_are_not_repeatable_do_not_share_rollouts():

@@ -165,7 +165,7 @@ IMPOSSIBLE = [
     ({"colour": "blue"}, ["unknown key 'colour'", "remove it"]),
     ({"ratio": REMOVED}, ["missing key 'ratio'", "add it"]),
     ({"clip": REMOVED}, ["missing key 'clip'"]),
-    ({"branching": "magic"}, ["'branching' = 'magic'", "'none', 'marks' or 'entropy'"]),
+    ({"branching": "magic"}, ["'branching' = 'magic'", "'none', 'marks', 'entropy' or 'random'"]),
     ({"marks": "magic"}, ["'marks.kind' = 'magic'", "'tool_call'", "'step'"]),
     ({"estimator": "magic"}, ["'magic'", "'kind'", "'group_relative'", "'prefix_calibrated'"]),
     ({"ratio": "magic"}, ["'ratio' = 'magic'", "'segment' or 'sequence'"]),
@@ -219,7 +219,30 @@ IMPOSSIBLE = [
         ["'critic.backbone' = 'borrowed'", "'own' or 'shared'"],
     ),
     ({"entropy_bonus": -1}, ["'entropy_bonus' = -1"]),
-    ({"importance_cap": 0}, ["'importance_cap' = 0", "greater than 0"]),
+    ({"importance_cap": 0}, ["'importance.cap' = 0", "greater than 0"]),
+    ({"importance_cap": 2, "importance": {}}, ["importance_cap is what importance.cap was"]),
+    ({"importance": {"weight": "leaf"}}, ["'importance.weight' = 'leaf'", "'token', 'sequence'"]),
+    (
+        {"importance": {"mask": {"kind": "token", "low": 1.5, "high": 2}}},
+        ["low is 1.5", "set low to at most 1"],
+    ),
+    ({"importance": {"mask": {"kind": "k3", "low": 1, "high": 2}}}, ["leave low out"]),
+    ({"objective": "sapo"}, ["sapo has no clip range", "set clip to null"]),
+    ({"objective": "cispo", "ratio": "none", "clip": None}, ["cispo bounds a ratio", "token"]),
+    ({"clip": {"low": None, "high": 1}}, ["clip.low is null", "take the objective cispo"]),
+    (
+        {"objective": "cispo", "clip": {"low": None, "high": 1, "dual": 3}},
+        ["clip.dual belongs to the objective clipped"],
+    ),
+    (
+        {"objective": {"kind": "dppo", "trust": {"low": 0.2, "high": 0.2}}, "ratio": "sequence"},
+        ["dppo looks at single tokens", "set it to token"],
+    ),
+    ({"against": "sampler"}, ["would count twice", "set importance.weight to none"]),
+    (
+        {"against": "sampler", "ratio": "none", "clip": None},
+        ["against is sampler, and ratio is none"],
+    ),
     ({"counts": "tokens"}, ["'counts' = 'tokens'", "'leaves' or 'paths'"]),
 ]
 
@@ -251,8 +274,9 @@ def test_defaults_of_an_algorithm(tmp_path):
     rows = table(tmp_path, "algorithms", mine=ALGORITHM, other=other)
     row = rows["mine"]
     assert (row.group_filter, row.overlong, row.kl, row.critic) == ("none", None, None, None)
-    assert (row.entropy_bonus, row.importance_cap, row.counts) == (0.0, 2.0, "leaves")
-    assert rows["other"].importance_cap is None
+    assert (row.entropy_bonus, row.objective.kind, row.against) == (0.0, "clipped", "old")
+    assert (row.importance.weight, row.importance.cap, row.counts) == ("token", 2.0, "leaves")
+    assert rows["other"].importance.weight == "none"
     assert rows["other"].estimator == algorithms.PrefixCalibrated(
         kind="prefix_calibrated", key="lineage"
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from params.schema import algorithms
-from params.schema.algorithms import load_algorithms
+from params.schema.algorithms import Algorithm, load_algorithms
 from tasks import reward
 from tasks.advantage import TABLE, AdvantageInputs, advantage
 from tasks.learning.credit import episodes_of
@@ -212,6 +212,7 @@ def test_the_filter_keeps_as_many_groups_with_spread_as_an_iteration_has_questio
             key = {name: row[name] for name in ("question", "leaf")}
             assert row == {**key, "kept": False, "advantage": 0.0, **nothing}
     assert made["metrics"]["groups_kept"] == 0.5
+    assert made["metrics"]["groups_wasted"] == pytest.approx(1 / 6), "q5 has spread, too"
 
 
 def test_groups_that_differ_in_length_or_format_alone_are_dropped(initial):
@@ -232,7 +233,8 @@ def test_where_no_group_has_a_spread_nothing_is_left_and_nothing_breaks(initial,
     measures = ("spread", "interquartile_range", "share_above_1", "min", "max")
     spread = dict.fromkeys(measures, 0.0)
     expected = {f"advantage_{measure}": nothing for measure, nothing in spread.items()}
-    assert made["metrics"] == {**expected, "groups_kept": 0.0, "masked_share": 0.0}
+    shares = dict.fromkeys(("groups_kept", "groups_wasted", "masked_share"), 0.0)
+    assert made["metrics"] == {**expected, **shares}
 
 
 def test_without_a_filter_groups_without_spread_are_kept_and_get_nothing(initial):
@@ -322,6 +324,35 @@ def test_the_penalty_is_of_the_policy_that_sampled(initial, cold_start):
     there = Artifact.at(cold_start)
     made, _ = run(initial, grown(rewards), rewards, row, reference=there, samplers={0: there})
     assert made["metrics"]["kl_reference"] == 0
+
+
+# ---------------------------------------------------------------- a teacher
+
+
+@pytest.mark.parametrize(("estimator", "weight"), [("none", 1.0), ("group_relative", 0.5)])
+def test_a_teacher_gives_each_token_its_log_ratio(initial, cold_start, estimator, weight):
+    """weight * (log teacher - log pi), alone or beside an estimator's; against a slow loop."""
+    given = ROWS["distil"].model_dump() | {"estimator": {"kind": estimator}}
+    row = Algorithm.model_validate(given | {"teacher": {"weight": weight}})
+    trees = grown(REWARDS)
+    made, rows = run(initial, trees, REWARDS, row, teacher=Artifact.at(cold_start))
+    found, gaps = iter(rows), []
+    for tree, rewards in zip(trees, REWARDS, strict=True):
+        base = [0.0] * len(rewards) if estimator == "none" else group_relative(rewards)
+        lessons = slow_penalties(initial, cold_start, tree, weight)
+        gaps += lessons
+        for own, lesson in zip(base, lessons, strict=True):
+            assert next(found)["advantages"] == pytest.approx(own + lesson, abs=1e-3)
+    assert made["metrics"]["kl_teacher"] == pytest.approx(
+        -np.concatenate(gaps).mean() / weight, abs=1e-3
+    )
+
+
+def test_a_policy_learns_nothing_from_itself(initial):
+    row = ROWS["distil"]
+    made, rows = run(initial, grown(REWARDS), REWARDS, row, teacher=Artifact.at(initial))
+    assert not np.concatenate([found["advantages"] for found in rows]).any()
+    assert made["metrics"]["kl_teacher"] == 0
 
 
 def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):

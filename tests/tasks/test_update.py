@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForCausalLM
 
-from params.schema.algorithms import Kl, load_algorithms
+from params.schema.algorithms import ImportanceChoice, Kl, load_algorithms
 from tasks.advantage import TABLE
 from tasks.learning import passes
 from tasks.learning.batch import UpdateInputs
@@ -34,6 +34,7 @@ SETTINGS = UPDATE.model_copy(
 ONE_STEP = SETTINGS.model_copy(update={"epochs": 1, "mini_batches": 1})
 ROWS = load_algorithms()
 ARPO, PPO = ROWS["arpo"], ROWS["ppo"]
+NO_WEIGHT = ImportanceChoice(weight="none")
 WITHOUT_KL = PPO.model_copy(update={"kl": None})
 SHARED = WITHOUT_KL.model_copy(
     update={"critic": PPO.critic and PPO.critic.model_copy(update={"backbone": "shared"})}
@@ -188,7 +189,7 @@ def test_each_leaf_gets_its_own_advantage(initial):
     [("leaves", -(1.0 + 0.5 - 1.0) / 3), ("paths", -((1.0 + 0.5) / 2 - 1.0) / 2)],
 )
 def test_leaves_or_paths_count_once(initial, counts, loss):
-    row = ARPO.model_copy(update={"counts": counts, "importance_cap": None})
+    row = ARPO.model_copy(update={"counts": counts, "importance": NO_WEIGHT})
     data = batch(advantages=(1.0, 0.5, -1.0))
     made = run(Artifact.at(initial), algorithm=row, data=data, settings=ONE_STEP)
     assert made["metrics"]["loss"] == pytest.approx(loss, abs=1e-6)

@@ -9,7 +9,7 @@ tasks/trees/tree.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class LeafTrajectory:
     states: tuple[str, ...]  # [E] the observation that each step acted on
     values: Floats | None = None  # [S] a critic's V(s) before each token
     whole: float | None = None  # reward + sum(token_rewards)
+    parts: Mapping[str, float] | None = None  # what each part of the reward added; where wanted
 
 
 Group = Sequence[LeafTrajectory]  # the L leaves of one question

@@ -19,6 +19,11 @@ from tasks.learning.estimators import EPSILON, Advantages, Floats, Group
 Keys = NDArray[np.int64]
 
 
+def nothing(groups: Sequence[Group], choice: algorithms.NoEstimator) -> Advantages:
+    """Return 0 for each sampled token: what is learned comes from a teacher."""
+    return [on_every_token(np.zeros(len(group)), group) for group in groups]
+
+
 def returns(groups: Sequence[Group], choice: algorithms.Return) -> Advantages:
     """Return the trajectory's whole reward on every sampled token (REINFORCE, Williams 1992)."""
     return [on_every_token(whole_rewards(group), group) for group in groups]
@@ -43,6 +48,46 @@ def leave_one_out(groups: Sequence[Group], choice: algorithms.LeaveOneOut) -> Ad
         scale = len(group) / max(len(group) - 1, 1)
         advantages.append(on_every_token(scale * group_advantages(group, std=False), group))
     return advantages
+
+
+def mean_relative(groups: Sequence[Group], choice: algorithms.MeanRelative) -> Advantages:
+    """Return A_i = (r_i - mean) / (mean + 1e-6) of the group; MaxRL, arXiv 2602.02710.
+
+    A rare success weighs as much as the group is large, however rare. Exactly 0 without spread.
+    Raises ValueError for a group with spread whose mean is not positive: its best leaves would get
+    the lowest advantages.
+    """
+    advantages = []
+    for group in groups:
+        rewards_L, deviations_L = whole_rewards(group), group_advantages(group, std=False)
+        mean = float((rewards_L - deviations_L).mean()) if len(group) else 0.0
+        if mean <= 0 and deviations_L.any():
+            raise ValueError(
+                f"the rewards of a group have the mean {mean:.3g}, and the estimator mean_relative "
+                "divides by it: give no reward below 0 (in reinforce.reward, such as format.broken "
+                "and answer.wrong), or take the estimator group_relative"
+            )
+        advantages.append(on_every_token(deviations_L / (mean + EPSILON), group))
+    return advantages
+
+
+def part_relative(groups: Sequence[Group], choice: algorithms.PartRelative) -> Advantages:
+    """Return each part of the reward relative to its group, added up and whitened over the batch.
+
+    A_i = sum over parts k of weight_k (r_ik - mean_k) / (std_k + 1e-6), then less the mean and
+    divided by the standard deviation over all leaves of the batch (+ 1e-6); GDPO, arXiv 2601.05242.
+    So a part counts by its weight (1 unless ``weights`` names it), whatever its scale is.
+    **Chosen**: one value a leaf is whitened, whatever its length.
+    """
+    sums = [np.zeros(len(group)) for group in groups]
+    for values_L, group in zip(sums, groups, strict=True):
+        names = {name: None for leaf in group for name in leaf.parts or {}}
+        for name in names:
+            part_L = np.array([(leaf.parts or {}).get(name, 0.0) for leaf in group], np.float64)
+            relative_L = relative(part_L, np.zeros(len(group), np.int64), std=True)
+            values_L += choice.weights.get(name, 1.0) * relative_L
+    (whitened_sums,) = whitened([sums])
+    return [on_every_token(v_L, group) for v_L, group in zip(whitened_sums, groups, strict=True)]
 
 
 def batch_whitened(groups: Sequence[Group], choice: algorithms.BatchWhitened) -> Advantages:

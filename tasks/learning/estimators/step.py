@@ -2,14 +2,18 @@
 
 The reward of a step is the sum of its tokens' ``token_rewards``, plus ``reward`` at the last step;
 each token of a step gets the step's advantage. **Chosen**: the key of a state is the observation
-that the step acted on, exact and without history, within the group, that is (question,
-observation); a truncated episode ends like any other; a step that several leaves share counts once
-for each of them.
+that the step acted on, exact and within the group, that is (question, observation), or with ``key:
+history`` all observations of the episode up to it; a truncated episode ends like any other; a step
+that several leaves share counts once for each of them.
+
+Equal observations after other histories are other states where what came before matters, which is
+the objection of HGPO (arXiv 2602.22817) to GiGPO, and holds for GAGPO too. ``history`` answers it
+in the plainest way, and leaves fewer steps to compare; it is not HGPO's algorithm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -26,6 +30,8 @@ from tasks.learning.estimators.group import (
     whitened,
 )
 
+OBSERVATION = "observation"  # the state's key, unless a row chooses another
+
 
 def two_level(groups: Sequence[Group], choice: algorithms.TwoLevel) -> Advantages:
     """Return A = A_episode + omega A_step; GiGPO, arXiv 2505.10978.
@@ -39,7 +45,7 @@ def two_level(groups: Sequence[Group], choice: algorithms.TwoLevel) -> Advantage
     for group in groups:
         episode_L = group_advantages(group, choice.std)
         returns = discounted_sums([step_rewards(leaf) for leaf in group], choice.gamma)
-        relative_N = relative(joined(returns), _state_keys(group), choice.std)
+        relative_N = relative(joined(returns), _state_keys(group, choice.key), choice.std)
         leaves = zip(episode_L, split_like(relative_N, returns), group, strict=True)
         advantages.append(
             [(episode + choice.omega * step_E)[leaf.steps] for episode, step_E, leaf in leaves]
@@ -59,7 +65,7 @@ def grouped_gae(groups: Sequence[Group], choice: algorithms.GroupedGae) -> Advan
     deviation as GRPO's is, and is added after the normalisation, so omega does not depend on the
     scale of the rewards. Raises ValueError as ``two_level``.
     """
-    batch = [step_advantages(group, choice.gamma, choice.lambda_) for group in groups]
+    batch = [step_advantages(group, choice.gamma, choice.lambda_, choice.key) for group in groups]
     advantages = []
     for steps, group in zip(NORMALISATIONS[choice.normalisation](batch), groups, strict=True):
         episode_L = choice.omega * group_advantages(group, std=True)
@@ -83,7 +89,9 @@ NORMALISATIONS: dict[str, Callable[[Sequence[Sequence[Floats]]], Advantages]] = 
 }
 
 
-def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
+def step_advantages(
+    group: Group, gamma: float, lambda_: float, key: str = OBSERVATION
+) -> list[Floats]:
     """Return GAGPO's advantages before they are standardised; leaf -> [E].
 
     V(s) = mean discounted return over every occurrence of state s in the group, and 0 after the
@@ -91,7 +99,7 @@ def step_advantages(group: Group, gamma: float, lambda_: float) -> list[Floats]:
     """
     rewards = [step_rewards(leaf) for leaf in group]
     returns = discounted_sums(rewards, gamma)
-    values = split_like(mean_by_key(joined(returns), _state_keys(group)), returns)
+    values = split_like(mean_by_key(joined(returns), _state_keys(group, key)), returns)
     deltas = [
         temporal_differences(r_E, V_E, gamma) for r_E, V_E in zip(rewards, values, strict=True)
     ]
@@ -114,14 +122,14 @@ def step_rewards(leaf: LeafTrajectory) -> Floats:
     return rewards_E
 
 
-def state_sharing(groups: Sequence[Group]) -> dict[str, float]:
+def state_sharing(groups: Sequence[Group], key: str = OBSERVATION) -> dict[str, float]:
     """Measure how often states are shared; without that these estimators have no step signal.
 
     ``singleton_share``: the share of steps whose state no other step of the group has.
     ``mean_state_group``: steps per distinct state of a group. **Chosen**: both over all steps of
     all groups; 0 where there is no step.
     """
-    sizes_K = _state_counts(groups)
+    sizes_K = _state_counts(groups, key)
     if not len(sizes_K):
         return {"singleton_share": 0.0, "mean_state_group": 0.0}
     return {
@@ -133,22 +141,32 @@ def state_sharing(groups: Sequence[Group]) -> dict[str, float]:
 SIZES = {"1": 1, "2": 2, "3-4": 4, "5-8": 8, ">8": np.inf}  # of state groups -> the largest
 
 
-def state_group_sizes(groups: Sequence[Group]) -> dict[str, int]:
+def state_group_sizes(groups: Sequence[Group], key: str = OBSERVATION) -> dict[str, int]:
     """Count the steps whose state has that many steps in the group, by SIZES (GAGPO, table 5)."""
-    sizes_K = _state_counts(groups)
+    sizes_K = _state_counts(groups, key)
     places_K = np.searchsorted(list(SIZES.values()), sizes_K)
     steps = np.bincount(places_K, sizes_K, minlength=len(SIZES))
     return {name: int(count) for name, count in zip(SIZES, steps, strict=True)}
 
 
-def _state_counts(groups: Sequence[Group]) -> Keys:
+def _state_counts(groups: Sequence[Group], key: str) -> Keys:
     """Return how many steps each distinct state of each group has. [K]"""
-    counts = [np.bincount(_state_keys(group)) for group in groups]
+    counts = [np.bincount(_state_keys(group, key)) for group in groups]
     return np.concatenate([np.zeros(0, np.int64), *counts])
 
 
-def _state_keys(group: Group) -> Keys:
-    """Number the distinct observations 0, 1, ... over the steps of all leaves in turn. [N]"""
-    numbers: dict[str, int] = {}
-    keys = [numbers.setdefault(state, len(numbers)) for leaf in group for state in leaf.states]
-    return np.array(keys, np.int64)
+def _state_keys(group: Group, key: str) -> Keys:
+    """Number the distinct states 0, 1, ... over the steps of all leaves in turn. [N]"""
+    numbers: dict[Hashable, int] = {}
+    states = [state for leaf in group for state in STATES[key](leaf.states)]
+    return np.array([numbers.setdefault(state, len(numbers)) for state in states], np.int64)
+
+
+def _histories(states: Sequence[str]) -> list[Hashable]:
+    return [tuple(states[: step + 1]) for step in range(len(states))]
+
+
+STATES: dict[str, Callable[[Sequence[str]], Sequence[Hashable]]] = {
+    OBSERVATION: lambda states: states,
+    "history": _histories,  # all that the episode has shown up to the step
+}

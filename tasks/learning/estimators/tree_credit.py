@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from params.schema import algorithms
-from tasks.learning.estimators import Advantages, Floats, Group
+from tasks.learning.estimators import EPSILON, Advantages, Floats, Group
 from tasks.learning.estimators.group import (
     group_advantages,
     joined,
     mean_by_key,
     on_every_token,
+    relative,
     split_like,
     whole_rewards,
 )
@@ -38,6 +39,32 @@ def prefix_calibrated(groups: Sequence[Group], choice: algorithms.PrefixCalibrat
         values_N = joined(on_every_token(group_advantages(group, std=True), group))
         advantages.append(split_like(mean_by_key(values_N, keys_N), tokens))
     return advantages
+
+
+def rollout_relative(groups: Sequence[Group], choice: algorithms.RolloutRelative) -> Advantages:
+    """Return (r - m_q) / (s_q + 1e-6) + (r - m_T) / (s_T + 1e-6); Tree-GRPO, arXiv 2509.21240.
+
+    q are all leaves of the question, T those that begin with the same initial rollout. The means
+    and sample standard deviations of a single leaf are 0 and 1, as in the code of the paper, which
+    is its reward on top of the first term.
+    """
+    advantages = []
+    for group in groups:
+        rewards_L = whole_rewards(group)
+        first = [
+            int(leaf.tokens[0]) if len(leaf.tokens) else -1 - i for i, leaf in enumerate(group)
+        ]
+        every, of_rollouts = np.zeros(len(group), np.int64), np.array(first, np.int64)
+        total_L = _standardised(rewards_L, every) + _standardised(rewards_L, of_rollouts)
+        advantages.append(on_every_token(total_L, group))
+    return advantages
+
+
+def _standardised(rewards_L: Floats, keys_L: NDArray[np.int64]) -> Floats:
+    """Return (r - mean) / (std + 1e-6) by key, where a single entry has mean 0 and std 1. [L]"""
+    _, inverse, counts = np.unique(keys_L, return_inverse=True, return_counts=True)
+    alone_L = counts[inverse] == 1
+    return np.where(alone_L, rewards_L / (1 + EPSILON), relative(rewards_L, keys_L, std=True))
 
 
 def tree_value(groups: Sequence[Group], choice: algorithms.TreeValue) -> Advantages:

@@ -18,6 +18,7 @@ from params import recipe_files
 from params.schema import reinforce
 from params.schema.algorithms import load_algorithms
 from params.schema.architectures import load_architectures
+from params.schema.teacher import PretrainedTeacher, RunTeacher
 from tasks import recipes
 from tasks.learning import learner, passes
 from tasks.learning.algorithm import assemble
@@ -513,6 +514,21 @@ def test_reference_and_critic_are_counted_by_the_row():
     stays = memory(row="ppo").stays
     assert stays["reference"] == FULL * SHAPE.weights
     assert stays["critic"] == 4 * FULL * SHAPE.backbone < 4 * FULL * SHAPE.weights
+
+
+def test_a_teacher_is_counted_by_its_own_size(tmp_path):
+    """Of a run, whose files are not here yet, by the policy's."""
+    assert "teacher" not in memory(row="grpo").stays
+    of_run = RunTeacher(kind="run", recipe="tiny", commit="a" * 40, digest="b" * 32 + ".dir")
+    shape = model_shape.with_teacher(SHAPE, TINY.model_copy(update={"teacher": of_run}))
+    assert memory(row="distil", shape=shape).stays["teacher"] == FULL * SHAPE.weights
+    larger = config_of()
+    larger.vocab_size *= 2
+    larger.save_pretrained(tmp_path)
+    teacher = PretrainedTeacher(kind="pretrained", name=str(tmp_path), revision=None)
+    shape = model_shape.with_teacher(SHAPE, TINY.model_copy(update={"teacher": teacher}))
+    stays = memory(row="distil", shape=shape).stays
+    assert stays["teacher"] == FULL * shape_of(larger).weights != FULL * SHAPE.weights
 
 
 def test_base_of_an_adapter_is_the_reference():

@@ -9,14 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from params.schema import algorithms
-from tasks.learning import losses
-from tasks.learning.losses import Clip, KlPenalty, Loss, Views, policy_loss, value_loss
+from tasks.learning import importance, losses, objectives
+from tasks.learning.importance import MEASURES, WEIGHTS, Bounds, Importance
+from tasks.learning.losses import KlPenalty, Loss, policy_loss, value_loss
+from tasks.learning.objectives import Clip
+from tasks.learning.views import Views, sampled_only
 from tests.examples import examples
 
 BUDGET = 9.0
 AVERAGINGS = {name: make(BUDGET) for name, make in losses.AVERAGINGS.items()}
 CLIPS = {"asymmetric": Clip(0.2, 0.28), "dual": Clip(0.1, 0.3, 1.5)}
 RATIOS, KLS = losses.RATIOS, losses.KL_ESTIMATORS
+OBJECTIVES = {
+    "clipped": objectives.CLIPPED,
+    "cispo": objectives.WEIGHTED,
+    "sapo": objectives.soft(1.0, 1.05),
+    "dppo": objectives.trusted(0.05, 0.1),
+}
+NO_LOWER_END = Clip(math.inf, 0.3)
+MASKS = {
+    "token": Bounds(MEASURES["token"], 0.7, 1.4),
+    "sequence": Bounds(MEASURES["sequence"], 0.5, 1.6),
+    "geometric": Bounds(MEASURES["geometric"], 0.9, 1.2),
+    "k3": Bounds(MEASURES["k3"], 0.0, 0.12),
+}
 LOGPROBS = ("logprobs", "old_logprobs", "sampler_logprobs", "reference_logprobs")
 
 some_examples = examples(30)
@@ -61,6 +77,11 @@ def loss_of(some, loss):
 
 def token_loss(ratio="token", averaging="token_mean", clip=CLIPS["asymmetric"], **others):
     return Loss(RATIOS[ratio], None if ratio == "none" else clip, AVERAGINGS[averaging], **others)
+
+
+def truncated(cap):
+    """Token weights up to a cap; None: no weights."""
+    return Importance() if cap is None else Importance(WEIGHTS["token"], cap)
 
 
 def made_batch(random, leaves, tokens, share, spread, borders):
@@ -112,7 +133,14 @@ def choices(**fixed):
         "averaging": st.sampled_from(list(AVERAGINGS.values())),
         "kl": st.sampled_from([None, *(KlPenalty(KLS[name], 0.3) for name in KLS)]),
         "entropy_bonus": st.sampled_from([0.0, 0.05]),
-        "importance_cap": st.sampled_from([None, 1.2]),
+        "importance": st.builds(
+            Importance,
+            st.sampled_from([None, *WEIGHTS.values()]),
+            st.just(1.2),
+            st.sampled_from([None, *MASKS.values()]),
+            st.sampled_from([None, 0.1]),
+        ),
+        "objective": st.sampled_from(list(OBJECTIVES.values())),
     }
     made = {name: st.just(value) for name, value in fixed.items()}
     return st.builds(Loss, **(parts | made))
@@ -148,7 +176,7 @@ def slow_loss(some, loss):
 def slow_units(some, ratio, leaf):
     """The sampled tokens of a leaf, in lists that share a ratio."""
     sampled = [t for t in range(some.mask.shape[1]) if some.mask[leaf, t]]
-    if ratio in (RATIOS["none"], RATIOS["token"]):
+    if ratio.units is RATIOS["token"].units:
         return [[token] for token in sampled]
     if ratio is RATIOS["sequence"]:
         return [sampled] if sampled else []
@@ -158,28 +186,63 @@ def slow_units(some, ratio, leaf):
 
 def slow_ratio(some, ratio, leaf, unit):
     old = some.logprobs.detach() if ratio is RATIOS["none"] else some.old_logprobs
+    old = some.sampler_logprobs if ratio.old is losses.AGAINST["sampler"] else old
     logs = [(some.logprobs[leaf, t] - old[leaf, t]).clamp(-20, 20) for t in unit]
     return torch.exp(sum(logs) / len(logs))
 
 
 def slow_element(some, loss, leaf, token, rho):
-    advantage, clip = some.advantages[leaf, token], loss.clip
-    if clip is None:
-        element = -rho * advantage
-    else:
-        within = rho.clamp(1 - clip.low, 1 + clip.high)
-        element = -min(rho * advantage, within * advantage)
-        if clip.dual is not None and advantage < 0:
-            element = min(element, -clip.dual * advantage)
-    if loss.importance_cap is not None:
-        mismatch = some.old_logprobs[leaf, token] - some.sampler_logprobs[leaf, token]
-        element = element * min(math.exp(mismatch), loss.importance_cap)
+    element = slow_term(some, loss, leaf, token, rho) * slow_importance(some, loss, leaf, token)
     if loss.kl is not None:
         d = (some.reference_logprobs[leaf, token] - some.logprobs[leaf, token]).clamp(-10, 10)
         penalty = {"k1": -d, "k2": d * d / 2, "k3": torch.exp(d) - d - 1}
         name = next(name for name in KLS if KLS[name] is loss.kl.estimator)
         element = element + loss.kl.coefficient * penalty[name]
     return element - loss.entropy_bonus * some.entropies[leaf, token]
+
+
+def slow_term(some, loss, leaf, token, rho):
+    """The term of each objective, from the formula in its paper."""
+    advantage, logprob = some.advantages[leaf, token], some.logprobs[leaf, token]
+    now = float(logprob.detach())
+    clip = loss.clip or Clip(math.inf, math.inf)
+    within = rho.clamp(1 - clip.low, 1 + clip.high)
+    if loss.objective is OBJECTIVES["sapo"]:
+        tau = 1.0 if advantage > 0 else 1.05
+        return -(4 / tau) / (1 + torch.exp(-tau * (rho - 1))) * advantage
+    if loss.objective is OBJECTIVES["cispo"]:
+        return -within.detach() * advantage * logprob
+    if loss.objective is OBJECTIVES["dppo"]:
+        gap = math.exp(now) - math.exp(some.sampler_logprobs[leaf, token])
+        trusted = gap <= 0.1 if advantage > 0 else -gap <= 0.05
+        return -within.detach() * advantage * logprob * trusted
+    if loss.clip is None:
+        return -rho * advantage
+    element = -min(rho * advantage, within * advantage)
+    if clip.dual is not None and advantage < 0:
+        return min(element, -clip.dual * advantage)
+    return element
+
+
+def slow_importance(some, loss, leaf, token):
+    """min(w, cap), or 0 where a mask leaves the token out."""
+    chosen = loss.importance
+    sampled = [t for t in range(some.mask.shape[1]) if some.mask[leaf, t]]
+    logs = [float(some.old_logprobs[leaf, t] - some.sampler_logprobs[leaf, t]) for t in sampled]
+    measured = {
+        MEASURES["token"]: math.exp(logs[sampled.index(token)]),
+        MEASURES["sequence"]: math.exp(sum(logs)),
+        MEASURES["geometric"]: math.exp(sum(logs) / len(logs)),
+        MEASURES["k3"]: sum(math.exp(x) - x - 1 for x in logs) / len(logs),
+    }
+    if chosen.mask and not chosen.mask.low <= measured[chosen.mask.measure] <= chosen.mask.high:
+        return 0.0
+    now = some.logprobs.detach()
+    moved = [float(some.sampler_logprobs[leaf, t] - now[leaf, t]) for t in sampled]
+    too_far = chosen.negative is not None and sum(moved) / len(moved) > chosen.negative
+    if too_far and some.advantages[leaf, token] < 0:
+        return 0.0
+    return min(measured[chosen.weight], chosen.cap) if chosen.weight else 1.0
 
 
 def assert_equals_the_slow_loop(some, loss):
@@ -201,7 +264,22 @@ def test_each_combination_equals_the_slow_loop(ratio, averaging):
     assert some.mask.sum() > 12
     for clip, name in itertools.product((None, *CLIPS.values()), (None, *KLS)):
         kl = KlPenalty(KLS[name], 0.3) if name else None
-        assert_equals_the_slow_loop(some, Loss(ratio, clip, averaging, kl, 0.05, 1.2))
+        weighted = Importance(WEIGHTS["token"], 1.2)
+        assert_equals_the_slow_loop(some, Loss(ratio, clip, averaging, kl, 0.05, weighted))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=list(OBJECTIVES))
+@pytest.mark.parametrize("mask", [None, *MASKS.values()], ids=["none", *MASKS])
+@pytest.mark.parametrize("weight", [None, *WEIGHTS.values()], ids=["none", *WEIGHTS])
+def test_each_objective_and_importance_equals_the_slow_loop(objective, mask, weight):
+    some = made_batch(np.random.default_rng(1), 6, 7, share=0.7, spread=0.5, borders=0.4)
+    for negative, clip in itertools.product((None, 0.1), (None, NO_LOWER_END, *CLIPS.values())):
+        chosen = Importance(weight, 1.2, mask, negative)
+        for ratio in (RATIOS["token"], replace(RATIOS["token"], old=losses.AGAINST["sampler"])):
+            loss = Loss(ratio, clip, AVERAGINGS["token_mean"], None, 0.0, chosen, objective)
+            assert_equals_the_slow_loop(some, loss)
+        left_out = ~importance.kept(sampled_only(some), chosen) & some.mask
+        assert bool(left_out.any()) == bool(mask or negative), "the batch has what is left out"
 
 
 @given(batches(), choices())
@@ -210,7 +288,7 @@ def test_value_and_gradient_equal_the_slow_loop(some, loss):
     assert_equals_the_slow_loop(some, loss)
 
 
-@given(batches(), choices(ratio=RATIOS["segment"]))
+@given(batches(), choices(ratio=RATIOS["segment"], objective=objectives.CLIPPED))
 @examples(25)
 def test_the_gradient_is_the_slope_of_the_loss(some, loss):
     gradient, step = loss_of(some, loss)[1], 1e-6
@@ -285,7 +363,7 @@ def test_golden_values_of_the_dual_clip(ratio, advantage, loss, slope, bounded):
 def test_golden_values_of_the_ratios(ratio, expected, units):
     mask, segments = [[1, 1, 0, 1]], [[0, 0, 0, 1]]
     some = views(np.log([[1, 4, 7, 16]]), 1.0, mask, segments)
-    ratios = RATIOS[ratio].of(losses.sampled_only(some)).detach()[0]
+    ratios = RATIOS[ratio].of(sampled_only(some)).detach()[0]
     assert ratios[some.mask[0]].tolist() == pytest.approx(np.array(expected)[[0, 1, 3]])
     assert RATIOS[ratio].count(some.segments, some.mask).tolist() == [units]
 
@@ -329,7 +407,7 @@ def test_importance_weight_is_capped_on_policy_term_only(cap, weight):
         reference_logprobs=[[-0.5]],
         entropies=[[0.7]],
     )
-    loss = token_loss(kl=KlPenalty(losses.k2, 0.1), entropy_bonus=0.01, importance_cap=cap)
+    loss = token_loss(kl=KlPenalty(losses.k2, 0.1), entropy_bonus=0.01, importance=truncated(cap))
     value, gradient, at_entropies, metrics = loss_of(some, loss)
     assert value == pytest.approx(-3 * weight + 0.1 * 0.125 - 0.01 * 0.7)
     assert float(gradient[0, 0]) == pytest.approx(-3 * weight - 0.1 * 0.5)
@@ -340,7 +418,7 @@ def test_importance_weight_is_capped_on_policy_term_only(cap, weight):
 
 def test_weight_below_one_where_the_sampler_was_surer():
     some = views([[-1.0]], 1.0, old_logprobs=[[-1.0]], sampler_logprobs=[[-0.5]])
-    value, _, _, metrics = loss_of(some, token_loss(importance_cap=2.0))
+    value, _, _, metrics = loss_of(some, token_loss(importance=truncated(2.0)))
     assert value == pytest.approx(-math.exp(-0.5))
     assert metrics["mismatch_highest"] == pytest.approx(0.5)
 
@@ -348,7 +426,7 @@ def test_weight_below_one_where_the_sampler_was_surer():
 def test_importance_weights_carry_no_gradient():
     old = torch.zeros((1, 1), requires_grad=True)
     some = replace(views([[0.0]], 1.0), old_logprobs=old)
-    assert not losses.importance_weights(some, 2.0).requires_grad
+    assert not importance.weights(some, truncated(2.0)).requires_grad
 
 
 def test_denominators():
@@ -501,7 +579,7 @@ def test_ratio_one_gives_the_plain_policy_gradient(some):
 @given(batches(), choices(ratio=RATIOS["none"]))
 @some_examples
 def test_on_policy_ratio_ignores_the_old_policy(some, loss):
-    loss = replace(loss, importance_cap=None)
+    loss = replace(loss, importance=Importance())
     other = replace(some, old_logprobs=some.old_logprobs - 1.0)
     assert torch.equal(loss_of(some, loss)[1], loss_of(other, loss)[1])
 
@@ -574,7 +652,14 @@ def test_probability_zero_keeps_everything_finite(ratio, impossible):
         spoilt = getattr(some, name).detach().clone()
         spoilt[0, 0] = -math.inf
         some = replace(some, **{name: spoilt.requires_grad_(name == "logprobs")})
-    loss = Loss(ratio, CLIPS["dual"], AVERAGINGS["unit_mean"], KlPenalty(losses.k3, 0.1), 0.1, 2.0)
+    loss = Loss(
+        ratio,
+        CLIPS["dual"],
+        AVERAGINGS["unit_mean"],
+        KlPenalty(losses.k3, 0.1),
+        0.1,
+        truncated(2.0),
+    )
     value, gradient, _, metrics = loss_of(some, loss)
     assert math.isfinite(value)
     assert torch.isfinite(gradient).all()
@@ -585,7 +670,7 @@ def test_probability_zero_keeps_everything_finite(ratio, impossible):
 @each_averaging
 def test_batch_without_sampled_tokens_has_no_loss(ratio, averaging):
     some = views(np.zeros((2, 3)), 1.0, np.zeros((2, 3)), reference_logprobs=np.zeros((2, 3)))
-    loss = Loss(ratio, CLIPS["dual"], averaging, KlPenalty(losses.k3, 0.1), 0.1, 2.0)
+    loss = Loss(ratio, CLIPS["dual"], averaging, KlPenalty(losses.k3, 0.1), 0.1, truncated(2.0))
     value, gradient, _, metrics = loss_of(some, loss)
     assert value == 0
     assert (gradient == 0).all()
@@ -604,7 +689,7 @@ def test_leaf_without_tokens_gets_no_gradient(averaging):
 @each_ratio
 def test_ratio_is_one_at_observed_tokens(ratio):
     some = views([[3.0, math.nan]], 1.0, np.zeros((1, 2)), [[0, 1]])
-    assert ratio.of(losses.sampled_only(some)).tolist() == [[1.0, 1.0]]
+    assert ratio.of(sampled_only(some)).tolist() == [[1.0, 1.0]]
 
 
 def test_a_sampled_nan_is_not_hidden():
@@ -624,7 +709,7 @@ def test_loss_metrics():
         sampler_logprobs=[[0, 0.3, 0], [0, 0, 5.0]],
         entropies=np.full((2, 3), 0.25),
     )
-    metrics = loss_of(some, token_loss(clip=Clip(0.2, 0.28, 1.55), importance_cap=2.0))[3]
+    metrics = loss_of(some, token_loss(clip=Clip(0.2, 0.28, 1.55), importance=truncated(2.0)))[3]
     counted = [1.0, 1.5, 0.5, 0.5, 1.6]
     assert metrics == pytest.approx(
         {
@@ -635,6 +720,7 @@ def test_loss_metrics():
             "kl": sum(ratio - 1 - math.log(ratio) for ratio in counted),
             "entropy": 5 * 0.25,
             "importance_weight": 4 + math.exp(-0.3),
+            "importance_masked": 0.0,
             "mismatch_highest": 0.3,
             "ratio_highest": 1.6,
             "ratio_lowest": 0.5,

@@ -5,14 +5,17 @@ Where the definitions part, docs/losses.md says so, and the tests at the end sho
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from tasks.learning import losses
-from tasks.learning.losses import Clip, KlPenalty, Loss, Views
+from tasks.learning import importance, losses, objectives
+from tasks.learning.importance import WEIGHTS, Importance
+from tasks.learning.losses import KlPenalty, Loss
+from tasks.learning.objectives import Clip
+from tasks.learning.views import Views, sampled_only
 
 LEAVES, PROMPT, COMPLETION = 6, 4, 11
 BUDGET = 9  # response budget; some leaves are longer, some shorter
@@ -157,6 +160,21 @@ def of_trl(trainer, batches, generated=None):
     return total.item(), gradient_of(total, trainer.model)
 
 
+def views_of(some, logprobs=None, entropies=None):
+    """What our loss reads of a batch."""
+    logprobs = some.old_logprobs if logprobs is None else logprobs
+    return Views(
+        logprobs=logprobs,
+        old_logprobs=some.old_logprobs,
+        advantages=some.advantages[:, None].expand_as(logprobs),
+        mask=some.sampled,
+        segments=torch.zeros_like(some.completions),
+        sampler_logprobs=some.sampler_logprobs,
+        entropies=torch.zeros_like(logprobs) if entropies is None else entropies,
+        reference_logprobs=some.reference_logprobs,
+    )
+
+
 def of_beamline(model, batches, loss):
     """Our loss and gradient, added up over micro-batches, and the metrics of the last one."""
     total = 0.0
@@ -164,16 +182,7 @@ def of_beamline(model, batches, loss):
     units = torch.cat([loss.ratio.count(some.sampled.long(), some.sampled) for some in batches])
     for some in batches:
         logprobs, entropies = logprobs_of(model, some.prompts, some.completions, some.within)
-        views = Views(
-            logprobs=logprobs,
-            old_logprobs=some.old_logprobs,
-            advantages=some.advantages[:, None].expand_as(logprobs),
-            mask=some.sampled,
-            segments=torch.zeros_like(some.completions),
-            sampler_logprobs=some.sampler_logprobs,
-            entropies=entropies,
-            reference_logprobs=some.reference_logprobs,
-        )
+        views = views_of(some, logprobs, entropies)
         denominator = loss.averaging.denominator(lengths, units)
         value, metrics = losses.policy_loss(views, loss, denominator)
         total = total + value
@@ -242,7 +251,9 @@ def test_the_dual_clip_is_trls_delta(peer, model, batch, case):
 def test_truncated_importance_weights_agree(peer, model, batch, case):
     trainer, parts = both(peer, case, vllm_importance_sampling_clip_max=1.1)
     trainer.use_vllm = True  # only makes the loss take the weights
-    *ours, metrics = of_beamline(model, [batch], Loss(*parts, importance_cap=1.1))
+    *ours, metrics = of_beamline(
+        model, [batch], Loss(*parts, importance=Importance(WEIGHTS["token"], 1.1))
+    )
     assert_equal(ours, of_trl(trainer, [batch]))
     assert metrics["importance_weight"] < metrics["tokens"]
 
@@ -252,6 +263,62 @@ def test_accumulated_micro_batches_of_equal_size_agree(peer, model, batch, case)
     trainer, parts = both(peer, case, gradient_accumulation_steps=3)
     thirds = [batch.part(slice(start, start + 2)) for start in (0, 2, 4)]
     assert_equal(of_beamline(model, thirds, Loss(*parts))[:2], of_trl(trainer, thirds))
+
+
+@pytest.mark.parametrize("name", ["cispo", "sapo"])
+def test_other_objectives_agree(peer, model, batch, name):
+    trainer = peer(loss_type=name, epsilon_high=1.2, use_bias_correction_kl=False)
+    clip, objective, averaging = {
+        "cispo": (Clip(math.inf, 0.2), objectives.WEIGHTED, "token_mean"),
+        "sapo": (None, objectives.soft(1.0, 1.05), "sequence_mean"),
+    }[name]
+    loss = Loss(losses.RATIOS["token"], clip, losses.AVERAGINGS[averaging](BUDGET))
+    assert_equal(
+        of_beamline(model, [batch], replace(loss, objective=objective))[:2],
+        of_trl(trainer, [batch]),
+    )
+
+
+def test_luspo_is_a_token_mean_of_sequence_ratios(peer, model, batch):
+    """But for the divisor, which is the number of leaves there, and that of tokens here."""
+    low, high = NARROW
+    trainer = peer(
+        loss_type="luspo", importance_sampling_level="sequence", epsilon=low, epsilon_high=high
+    )
+    parts = losses.RATIOS["sequence"], Clip(low, high), losses.TOKEN_MEAN
+    value, gradient, _ = of_beamline(model, [batch], Loss(*parts))
+    length = float(batch.sampled.sum()) / LEAVES
+    scaled = {name: each * length for name, each in gradient.items()}
+    assert_equal((value * length, scaled), of_trl(trainer, [batch]))
+
+
+@pytest.mark.parametrize("threshold", [0.05, 0.2])
+def test_the_negative_mask_agrees(peer, model, batch, threshold):
+    """TRL takes pi_old for the sampler where no engine is given, so it is the same here."""
+    trainer, parts = both(peer, "grpo", off_policy_mask_threshold=threshold)
+    same = replace(batch, sampler_logprobs=batch.old_logprobs)
+    *ours, metrics = of_beamline(
+        model, [same], Loss(*parts, importance=Importance(negative=threshold))
+    )
+    assert_equal(ours, of_trl(trainer, [same]))
+    assert 0 < metrics["importance_masked"] < metrics["tokens"]
+
+
+@pytest.mark.parametrize("mode", ["token_mask", "sequence_mask", "sequence_truncate"])
+def test_weights_and_masks_are_those_of_trls_modes(batch, mode):
+    """TRL has no function for them; what each of its modes does is written out here."""
+    mismatch = (batch.old_logprobs - batch.sampler_logprobs) * batch.sampled
+    level, kind = mode.split("_")
+    total = mismatch.sum(-1, keepdim=True) if level == "sequence" else mismatch
+    theirs = total.exp()
+    bound = 1.3
+    theirs = (
+        theirs.clamp(max=bound) if kind == "truncate" else theirs.masked_fill(theirs > bound, 0)
+    )
+    mask = importance.Bounds(importance.MEASURES[level], 0.0, bound) if kind == "mask" else None
+    chosen = Importance(WEIGHTS[level], bound, mask)
+    ours = importance.weights(sampled_only(views_of(batch)), chosen)
+    torch.testing.assert_close(ours[batch.sampled], theirs.expand_as(ours)[batch.sampled])
 
 
 def test_entropy_bonus_agrees_under_token_mean(peer, model, batch):

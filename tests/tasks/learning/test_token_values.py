@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tasks.learning import learner, passes, token_values
-from tasks.learning.losses import RATIOS, Clip
+from tasks.learning.losses import RATIOS
+from tasks.learning.objectives import Clip
 from tasks.trees.tree import TURN, Question
 from tests.learners import GRPO, MACHINE, SETTINGS, TEMPERATURE, fresh, made_trees, run
 

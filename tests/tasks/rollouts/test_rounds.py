@@ -640,6 +640,32 @@ def test_branches_at_marks_keep_the_count_of_calls(rollout):
         ]
 
 
+def test_random_branches_come_in_rounds_after_observations(rollout):
+    """Tree-GRPO: M rollouts, N branches of each a round, L rounds: M (1 + N L) leaves."""
+
+    def grown(seed, **budget):
+        settings = {"branching": "random", "initial": 2, "marks_per_rollout": 2, "leaves": 10}
+        return rollout(calls_then_answer(3), QUESTIONS, seed, **settings | budget)
+
+    for tree in grown("1"):
+        firsts = Counter(tree.path(leaf)[1] for leaf in tree.leaves)
+        assert sorted(firsts.values()) == [5, 5]
+        assert [decision.added for decision in tree.decisions] == [1] * 8
+        assert {tree.nodes[decision.node].kind for decision in tree.decisions} == {RESULT}
+        early, late = tree.decisions[:4], tree.decisions[4:]
+        assert {d.path for d in early} <= {0, 1} and max(d.path for d in late) > 1
+    places = [[d.node for d in tree.decisions] for tree in grown("1")]
+    assert places == [[d.node for d in tree.decisions] for tree in grown("1")]
+    assert places != [[d.node for d in tree.decisions] for tree in grown("2")]
+    assert len(grown("1", leaves=5)[0].leaves) == 5, "a budget that ends within a round"
+
+
+def test_rollouts_without_an_observation_do_not_branch_at_random(rollout):
+    (tree,) = rollout(calls_then_answer(0), branching="random", initial=2, leaves=6)
+    assert (tree.decisions, len(tree.leaves)) == ([], 6)
+    assert len({tree.path(leaf)[1] for leaf in tree.leaves}) == 6, "all from the prompt"
+
+
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
 def test_beta_does_not_count_where_alpha_is_tau(rollout, seed):
     def trees(weight):

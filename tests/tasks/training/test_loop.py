@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from flows.tracking import reinforce_report
 from params.schema.algorithms import MOST_BATCHES, Kl, Overlong, load_algorithms
 from params.schema.base import PARAMS
-from params.schema.reinforce import Lora, RewardPart
+from params.schema.reinforce import Curriculum, Lora, RewardPart
 from params.schema.reward_model import Again
 from tasks.collect import collect, publish_collected
 from tasks.ledger import artifacts
@@ -32,6 +32,7 @@ from tasks.recipes.opening import reader_of
 from tasks.reward_model import RewardModelInputs, reward_model
 from tasks.rewards import scoring
 from tasks.rewards.model import Model
+from tasks.rollout import pass_order
 from tasks.training import sampling
 from tasks.training.agents import Agents
 from tasks.training.inputs import collect_inputs
@@ -236,6 +237,21 @@ def run_two(chosen, row, given):
     """Two iterations of a row from the cold start on."""
     cold_start = Artifact.at(Path("policy"))
     return trained(Training(STEP, chosen, row, cold_start, **given), 2)
+
+
+def test_a_curriculum_asks_later_what_taught_nothing(start):
+    """No group has spread: the second pass is skipped, and nothing is asked twice before it."""
+    chosen = recipe()
+    section = chosen.reinforce.model_copy(update={"curriculum": Curriculum(rest=1)})
+    chosen = chosen.model_copy(update={"reinforce": section})
+    training = Training(STEP, chosen, ROWS["grpo"], Artifact.at(Path("policy")), **start(4))
+    done = trained(training, 4)
+    batches = [asked(entry["rollout"])[0] for entry in done]
+    assert sorted(batches[0] + batches[1]) == sorted(batches[2] + batches[3])
+    expected = [[str(i) for i in pass_order(4, STEP.seed, number)] for number in (0, 2)]
+    assert [batches[0] + batches[1], batches[2] + batches[3]] == expected
+    resident.POLICIES.clear()
+    assert [asked(entry["rollout"])[0] for entry in trained(training, 4)] == batches, "found again"
 
 
 def test_no_iteration_asks_again_what_further_batches_have_asked(start, monkeypatch):

@@ -46,6 +46,62 @@ def test_golden_values_of_leave_one_out():
     np.testing.assert_allclose(some, [1 / 3, -1, -1, 5 / 3], atol=1e-12)
 
 
+def test_golden_values_of_mean_relative():
+    some = advantages(estimator("mean_relative"), [1.0, 0.0, 0.0, 0.0])
+    np.testing.assert_allclose(some, [3, -1, -1, -1], atol=2e-5)  # mean .25
+    assert advantages(estimator("mean_relative"), [-1.0, -1.0]).tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"mean -0\.5, .* format\.broken .* group_relative"):
+        advantages(estimator("mean_relative"), [-1.0, 0.0])
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=1, max_size=6))
+def test_mean_relative_equals_a_slow_loop(rewards):
+    mean = sum(rewards) / len(rewards)
+    expected = [(r - mean) / (mean + 1e-6) if len({*rewards}) > 1 else 0.0 for r in rewards]
+    np.testing.assert_allclose(advantages(estimator("mean_relative"), rewards), expected, atol=1e-9)
+
+
+def test_golden_values_of_part_relative():
+    """The large part does not drown the small one, and each group is compared with itself."""
+    parts = [{"a": 100.0, "b": 0.0}, {"a": 0.0, "b": 0.1}], [{"a": 1.0, "b": 0.0}] * 2
+    batch = [[episode(0.0, 2, parts=one) for one in group] for group in parts]
+    some, others = estimator("part_relative")(batch)
+    assert abs(some[0][0] - some[1][0]) < 20, "what is left of 1 / 2^.5 - 1 / 2^.5 is the epsilons'"
+    some, others = estimator("part_relative", weights={"a": 3.0})(batch)
+    # sums 2 / 2^.5 and -2 / 2^.5, and 0, 0: standard deviation (2 * 2 / 3)^.5
+    half = 2**0.5 / (4 / 3) ** 0.5
+    np.testing.assert_allclose(np.concatenate(some), [half, half, -half, -half], atol=1e-4)
+    np.testing.assert_allclose(np.concatenate(others), 0, atol=1e-12)
+
+
+@given(st.randoms(use_true_random=False))
+def test_part_relative_equals_a_slow_loop(random):
+    names = ["answer", "format", "style"]
+    weights = {"format": random.choice([0.5, 2.0])}
+    batch = [
+        [
+            episode(0.0, 3, parts={name: random.choice([0.0, 0.1, 1.0]) for name in names})
+            for _ in range(random.randrange(1, 5))
+        ]
+        for _ in range(random.randrange(1, 4))
+    ]
+    sums = []
+    for group in batch:
+        of_parts = [
+            [
+                weights.get(name, 1.0) * x
+                for x in slow_relative([leaf.parts[name] for leaf in group])
+            ]
+            for name in names
+        ]
+        sums.append([[sum(values)] for values in zip(*of_parts, strict=True)])
+    expected = [
+        on_every_token([value for (value,) in of_group], group)
+        for of_group, group in zip(slow_whitened(sums), batch, strict=True)
+    ]
+    assert_same(estimator("part_relative", weights=weights)(batch), expected, tolerance=1e-6)
+
+
 def test_golden_values_of_batch_whitened():
     # returns 0.9 and 1.0 of the first leaf, 0 of the second: mean 1.9/3, std .5507571
     leaves = [episode(1.0, 2, token_rewards=np.array([-0.1, 0.0])), episode(0.0)]

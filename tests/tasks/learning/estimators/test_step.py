@@ -303,6 +303,29 @@ def test_states_that_do_not_fit_the_steps_are_refused(credit):
         credit([[leaf]])
 
 
+@given(groups(), factors, factors)
+def test_a_history_is_a_state_of_its_own(group, gamma, lambda_):
+    """As if each observation said all that the episode had shown."""
+    telling = [
+        replace(leaf, states=tuple("|".join(leaf.states[: t + 1]) for t in range(len(leaf.states))))
+        for leaf in group
+    ]
+    for kind, settings in (
+        ("two_level", {"omega": 1.0, "gamma": gamma}),
+        ("grouped_gae", {"gamma": gamma, "lambda": lambda_}),
+    ):
+        found = estimator(kind, key="history", **settings)([group])
+        assert_same(found, estimator(kind, **settings)([telling]), tolerance=0)
+    assert state_sharing([group], "history") == state_sharing([telling])
+    assert state_group_sizes([group], "history") == state_group_sizes([telling])
+
+
+def test_a_history_tells_equal_observations_apart():
+    """ABC and AEC end in an equal observation, after different ones."""
+    assert state_sharing([FOUR])["mean_state_group"] == 12 / 5
+    assert state_sharing([FOUR], "history")["mean_state_group"] == 12 / 7
+
+
 def test_state_sharing_counts_within_groups():
     # First group: A 4 times, B 2, C 2, D 1, E 3. Second: A and Z once each, though A was there.
     assert state_sharing([FOUR, [walk("AZ", [0.0, 0.0])]]) == {

@@ -48,6 +48,40 @@ def test_golden_values_keyed_on_token_ids():
     assert_same([some], [exact], tolerance=1e-5)
 
 
+def test_golden_values_of_rollout_relative():
+    """Two rollouts: one that branched into two, one alone, whose reward is added as it is."""
+    leaves = [
+        episode(reward, len(tokens), tokens=np.array(tokens))
+        for reward, tokens in ((1.0, [0, 1]), (0.0, [0, 2, 3]), (1.0, [4]))
+    ]
+    third = 1 / 3**0.5  # standard deviation of 1, 0, 1
+    whole, branched = np.array([1, -2, 1]) / 3 / third, 2**0.5 / 2
+    found = [leaf[0] for leaf in estimator("rollout_relative")([leaves])[0]]
+    expected = [sum(pair) for pair in zip(whole, (branched, -branched, 1.0), strict=True)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@given(batches)
+def test_rollout_relative_equals_a_slow_loop(batch):
+    def term(leaf, members):
+        rewards = [slow_whole(member) for member in members]
+        if len(members) == 1:
+            return rewards[0] / (1 + 1e-6)
+        return slow_relative(rewards)[next(i for i, one in enumerate(members) if one is leaf)]
+
+    for group in batch:
+        found = estimator("rollout_relative")([group])[0]
+        for leaf, credit in zip(group, found, strict=True):
+            same = [
+                other
+                for other in group
+                if other is leaf
+                or (len(leaf.tokens) and len(other.tokens) and other.tokens[0] == leaf.tokens[0])
+            ]
+            expected = term(leaf, group) + term(leaf, same)
+            np.testing.assert_allclose(credit, [expected] * len(leaf.tokens), atol=1e-8)
+
+
 def test_golden_values_keyed_on_lineage():
     # The same rewards; the third leaf has token ids of its own for what it says like the others.
     lineage = [np.array(row) for row in ([0, 1, 2, 3], [0, 1, 2, 4], [0, 5, 6, 7], [0, 8, 9, 10])]

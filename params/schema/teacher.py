@@ -1,0 +1,30 @@
+"""The section ``teacher``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from params.schema.base import Frozen
+
+
+class RunTeacher(Frozen):
+    """The policy that a run has trained: its commit, and the digest of models/<recipe>/trained."""
+
+    kind: Literal["run"]
+    recipe: str
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\.dir$")]
+
+
+class PretrainedTeacher(Frozen):
+    """A policy from the Hugging Face hub, from a local folder, or from a GGUF file."""
+
+    kind: Literal["pretrained"]
+    name: str  # name on the hub, or path of a folder; with gguf, also a Python package
+    revision: str | None  # commit on the hub; null: a folder
+    gguf: Annotated[str, Field(pattern=r"^[\w.-]+\.gguf$")] | None = None  # the file in it
+
+
+Teacher = Annotated[RunTeacher | PretrainedTeacher, Field(discriminator="kind")]

@@ -1,0 +1,71 @@
+"""Read and write the teacher's folder, ``models/<recipe>/teacher``.
+
+The policy that is trained learns from the teacher's probabilities (docs/own-algorithm.md). The
+folder has ``teacher.json`` (what the recipe says of it; null if there is none) and the teacher's
+files in ``policy``, an ordinary transformers folder. The stage ``champion`` writes it from the
+recipe, so a commit records which teacher its run had.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from params.schema.prepare import PretrainedPolicy
+from params.schema.teacher import PretrainedTeacher, RunTeacher, Teacher
+from tasks.ledger.artifacts import Artifact
+from tasks.policy.champion import written
+
+RECORD = "teacher.json"
+
+
+def write(folder: Path, settings: Teacher | None, restore: Callable[[str, Path], None]) -> None:
+    """Replace ``folder``; ``restore(digest, target)`` brings back the files of a policy.
+
+    Raises ValueError or OSError where the teacher cannot be had.
+    """
+    with written(folder, RECORD, settings.model_dump() if settings else None) as partial:
+        if isinstance(settings, RunTeacher):
+            restore(settings.digest, partial / "policy")
+        elif settings:
+            _fetch(settings, partial / "policy")
+
+
+def _fetch(settings: PretrainedTeacher, folder: Path) -> None:
+    from tasks.policy.load_model import fetch_policy, save_model  # with torch
+
+    given = settings.model_dump() | {"context": 1}  # which a teacher does not sample with
+    model, tokenizer = fetch_policy(PretrainedPolicy.model_validate(given))
+    save_model(model, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def policy(folder: Path) -> Artifact | None:
+    """Return the files of the teacher in ``folder``; None if there is none.
+
+    Raises ValueError where the stage champion has not run.
+    """
+    file = folder / RECORD
+    if not file.exists():
+        raise ValueError(f"{file} does not exist: run the stage that makes it, champion, first")
+    return Artifact.at(folder / "policy") if json.loads(file.read_text()) else None
+
+
+def check_tokens(teacher: Path, learner: Path) -> None:
+    """Raise ValueError unless teacher and learner have the same tokens with the same ids.
+
+    The sizes of their vocabularies may differ: those of a family are padded differently.
+    """
+    from tasks.policy.load_model import load_tokenizer  # with transformers
+
+    theirs, ours = (load_tokenizer(folder).get_vocab() for folder in (teacher, learner))
+    if theirs == ours:
+        return
+    apart = sorted({*theirs.items()} ^ {*ours.items()}, key=lambda item: item[1])
+    (token, number), count = apart[0], len(apart)
+    raise ValueError(
+        f"the teacher's tokenizer is another one than the policy's: they differ in {count} "
+        f"entries, the first of which is {token!r} with the id {number}: choose a teacher of the "
+        "same family"
+    )
