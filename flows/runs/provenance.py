@@ -188,6 +188,24 @@ def _champion(stage: str, subject: Subject) -> list[Link]:
     return [out_link(subject, "champion", f"models/{subject.recipe}/champion", facts=facts)]
 
 
+def _teacher(stage: str, subject: Subject) -> list[Link]:
+    """Return the policy that taught the recipe's, where there is one."""
+    named = _parameter(subject, stage, "teacher")
+    if not named:
+        return []
+    if named["kind"] == "run":
+        trained, commit = f"models/{named['recipe']}/trained", named["commit"]
+        facts = [f"its own: beamline lineage {trained} --at {commit[:SHORT]}"]
+    else:
+        facts = [f"{named['name']} at revision {named['revision'] or 'none'}"]
+    return [out_link(subject, "teacher", f"models/{subject.recipe}/teacher", facts=facts)]
+
+
+def _brought(stage: str, subject: Subject) -> list[Link]:
+    """Return the policies of other runs that the stage champion has brought."""
+    return [*_champion(stage, subject), *_teacher(stage, subject)]
+
+
 def _reward_model(stage: str, subject: Subject) -> list[Link]:
     """Return the reward model with its sub-steps, where the recipe has one."""
     return _of_stage(stage, subject) if _parameter(subject, stage, "reward_model") else []
@@ -196,7 +214,7 @@ def _reward_model(stage: str, subject: Subject) -> list[Link]:
 STAGES: dict[str, Callable[[str, Subject], list[Link]]] = {
     "reward_model": _reward_model,
     "reinforce": _reinforce,
-    "champion": _champion,
+    "champion": _brought,
 }
 
 

@@ -62,9 +62,14 @@ def _parent(process: int) -> tuple[int, bool]:
 
 
 def end_descendants() -> None:
-    """Kill all processes below this one, again and again until there are none, and reap them."""
+    """Kill all processes below this one, again and again until there are none, and reap them.
+
+    None are left when two looks in turn find none: processes are read one after the other, and one
+    whose parent ends and is reaped between the two readings seems to be nobody's. Then it has been
+    given to this process, which the next look sees.
+    """
     until = time.monotonic() + PATIENCE
-    while (living := descendants()) and time.monotonic() < until:
+    while (living := descendants() or descendants()) and time.monotonic() < until:
         for process in living:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)

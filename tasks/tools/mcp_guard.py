@@ -59,7 +59,14 @@ def main(parent: int, command: list[str]) -> None:
     child = os.fork()
     if child == 0:
         start(command, output[1], errors[1])
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+
+    def end_server(*_: object) -> None:
+        # It may have ended by itself, when its standard input did: an error here would end this
+        # process before the others that the server has started.
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_server)
     for number in (0, output[1], errors[1]):
         os.close(number)
     kept, why = bytearray(), []

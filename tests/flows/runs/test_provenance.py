@@ -394,7 +394,10 @@ CODE = ["flows/stages/reinforce.py", "tasks/learning", "params/schema"]
 LEARNED = "models/toy/reward_model"
 
 
-def locked(start, learned=None):
+TEACHER = "models/toy/teacher"
+
+
+def locked(start, learned=None, taught=None):
     """A dvc.lock of the stages that a real recipe has, with a champion."""
 
     def entry(deps, outs, **params):
@@ -409,22 +412,22 @@ def locked(start, learned=None):
     champion = {"version": 3, "commit": "c" * 40, "digest": "3" * 32 + ".dir"}
     stages = {
         "prepare": entry(["data/sources"], ["data/toy/questions", "data/toy/traces.parquet"]),
-        "champion": entry([], models[:1], champion=champion),
+        "champion": entry([], [models[0], TEACHER], champion=champion, teacher=taught),
         "cold_start": entry(["data/toy/traces.parquet", models[0]], models[1:2], start=start),
         "reward_model": entry(models[1:2], [LEARNED], reward_model=learned),
-        "reinforce": entry([models[1], LEARNED, "data/toy/questions", *CODE], models[2:]),
+        "reinforce": entry([models[1], LEARNED, TEACHER, "data/toy/questions", *CODE], models[2:]),
         "evaluate": entry(models, ["data/toy/evaluation.parquet", "reports/toy/metrics.json"]),
         "verdict": entry(["data/toy/evaluation.parquet", models[0]], ["reports/toy/verdict.json"]),
     }
     return {"schema": "2.0", "stages": {f"{name}@toy": stage for name, stage in stages.items()}}
 
 
-def commit_lock(start, learned=None):
+def commit_lock(start, learned=None, taught=None):
     agents = {"cold start": 0.1, "trained": 0.2, "champion": 0.3}
     Path("reports/toy").mkdir(parents=True, exist_ok=True)
     metrics = {"success": {agent: {"mean": mean} for agent, mean in agents.items()}}
     Path("reports/toy/metrics.json").write_text(json.dumps(metrics))
-    Path("dvc.lock").write_text(yaml.safe_dump(locked(start, learned)))
+    Path("dvc.lock").write_text(yaml.safe_dump(locked(start, learned, taught)))
     return toy.commit(Path.cwd(), "by hand")
 
 
@@ -457,6 +460,26 @@ def test_chain_has_only_the_stages_that_made_it(project, what, start, expected):
         assert facts[0] == f"version 3, of commit {'c' * 40}"
         assert ("training began with it" in facts) == (start == "champion")
         assert facts[-1] == f"its own: beamline lineage models/toy/trained --at {'c' * 12}"
+
+
+@pytest.mark.parametrize(
+    ("taught", "told"),
+    [
+        (None, None),
+        (
+            {"kind": "run", "recipe": "large", "commit": "d" * 40, "digest": "4" * 32 + ".dir"},
+            f"its own: beamline lineage models/large/trained --at {'d' * 12}",
+        ),
+        (
+            {"kind": "pretrained", "name": "a/b", "revision": "e" * 40},
+            f"a/b at revision {'e' * 40}",
+        ),
+    ],
+)
+def test_chain_has_the_teacher_where_the_recipe_has_one(project, taught, told):
+    commit_lock("scratch", taught=taught)
+    found = [each for each in chain("models/toy/trained") if each.what == "teacher"]
+    assert [(each.where, each.facts) for each in found] == ([(TEACHER, [told])] if told else [])
 
 
 @pytest.mark.parametrize("learned", [None, {"labels": 0.1}])
