@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import end_import_phase, exit_fast
+from flows.host import files
 from flows.runs import without_run
 from flows.tracking import curve_file
 from params.run_folders import RunFolders
@@ -46,16 +47,11 @@ def rescored(name: str, other: Recipe, scorer: str | None) -> list[list[dict[str
     """
     folders = RunFolders(name)
     file = folders.data / "trees" / "rewards.parquet"
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file: {without_run.remedy(name)}")
-    if scorer and (fault := scorer_fault(scorer)):
-        raise ValueError(f"--scorer {scorer}: {fault}")
-    if any(part.name == "model" for part in other.reinforce.reward):
-        raise ValueError(
-            "reinforce.reward has the part model, whose estimates are not stored: score by the "
-            "rule, with a recipe that has no such part"
-        )
-    iterations = len(curve_file.of_training(curve_file.read(folders.curve))["reward"])
+    if faults := list(_faults(name, file, other, scorer)):
+        raise ValueError("\n".join(faults))
+    iterations = len(curve_file.of_training(curve_file.read(folders.curve)).get("reward", ()))
+    if not iterations:
+        raise ValueError(f"{folders.curve} has no iteration: {without_run.remedy(name)}")
     with ExitStack() as stack:
         environment = stack.enter_context(open_recipe(other, folders.corpus))
         reader = reader_of(recipes.load(name, PARAMS), folders.trained, environment)
@@ -67,6 +63,19 @@ def rescored(name: str, other: Recipe, scorer: str | None) -> list[list[dict[str
             )
             for number in range(iterations)
         ]
+
+
+def _faults(name: str, file: Path, other: Recipe, scorer: str | None) -> Iterator[str]:
+    """Yield why a run cannot be scored again in this way."""
+    if not file.is_file():
+        yield f"{file}: no such file: {without_run.remedy(name)}"
+    if scorer and (fault := scorer_fault(scorer)):
+        yield f"--scorer {scorer}: {fault}"
+    if any(part.name == "model" for part in other.reinforce.reward):
+        yield (
+            "reinforce.reward has the part model, whose estimates are not stored: score by the "
+            "rule, with a recipe that has no such part"
+        )
 
 
 def _judge(stack: ExitStack, recipe: Recipe, name: str) -> judging.OpenJudge:
@@ -172,14 +181,9 @@ def run(name: str, other_name: str | None, scorer: str | None) -> str:
     writer.writeheader()
     writer.writerows(rows)
     for file, content in (("rescored.md", text), ("rescored.csv", table.getvalue())):
-        _write(RunFolders(name).reports / file, content)
+        with files.replaced(RunFolders(name).reports / file) as partial:
+            partial.write_text(content)
     return text
-
-
-def _write(file: Path, text: str) -> None:
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text)
-    partial.rename(file)
 
 
 def main(arguments: list[str]) -> int:

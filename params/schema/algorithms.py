@@ -375,8 +375,11 @@ class Algorithm(Frozen):
 
     def _impossible(self) -> list[tuple[bool, str]]:
         """Return (whether it applies, message with remedy) of every impossible combination."""
+        return [*self._impossible_credit(), *self._impossible_loss()]
+
+    def _impossible_credit(self) -> list[tuple[bool, str]]:
+        """Return those of branching, marks, estimator and what it needs."""
         estimator, marks = self.estimator.kind, self.marks.kind
-        objective = self.objective.kind
         has_critic, needs_critic = self.critic is not None, estimator == "gae"
         return [
             (
@@ -399,6 +402,32 @@ class Algorithm(Frozen):
                 f"branching by entropy is judged after tool results, and marks is {marks}: set it "
                 "to tool_call",
             ),
+            (
+                estimator in ("mean_relative", "part_relative") and self.kl_in("reward"),
+                f"the estimator {estimator} compares rewards of leaves, and kl is in the reward, "
+                "token by token: place it in the loss",
+            ),
+            (
+                estimator == "mean_relative" and self.overlong is not None,
+                "the estimator mean_relative divides by the mean reward, and overlong gives "
+                "rewards below 0: leave overlong out, or take the estimator group_relative",
+            ),
+            (
+                estimator == "rollout_relative" and self.branching == "none",
+                "the estimator rollout_relative compares leaves of one initial rollout, and "
+                "nothing branches: set branching to random, marks or entropy",
+            ),
+            (
+                estimator in ("two_level", "grouped_gae") and marks != "step",
+                f"the estimator {estimator} credits environment steps, and marks is {marks}: set "
+                "it to step",
+            ),
+        ]
+
+    def _impossible_loss(self) -> list[tuple[bool, str]]:
+        """Return those of ratio, objective, clip range, weights and averaging."""
+        objective, marks = self.objective.kind, self.marks.kind
+        return [
             (
                 objective != "sapo" and (self.ratio == "none") != (self.clip is None),
                 f"ratio is {self.ratio} and clip is {'null' if self.clip is None else 'given'}: a "
@@ -445,26 +474,6 @@ class Algorithm(Frozen):
                 self.averaging == "unit_mean" and self.ratio not in ("segment", "sequence"),
                 f"unit_mean averages over the units of the ratio, which is {self.ratio}: set it to "
                 "segment or sequence, or average by token_mean",
-            ),
-            (
-                estimator in ("mean_relative", "part_relative") and self.kl_in("reward"),
-                f"the estimator {estimator} compares rewards of leaves, and kl is in the reward, "
-                "token by token: place it in the loss",
-            ),
-            (
-                estimator == "mean_relative" and self.overlong is not None,
-                "the estimator mean_relative divides by the mean reward, and overlong gives "
-                "rewards below 0: leave overlong out, or take the estimator group_relative",
-            ),
-            (
-                estimator == "rollout_relative" and self.branching == "none",
-                "the estimator rollout_relative compares leaves of one initial rollout, and "
-                "nothing branches: set branching to random, marks or entropy",
-            ),
-            (
-                estimator in ("two_level", "grouped_gae") and marks != "step",
-                f"the estimator {estimator} credits environment steps, and marks is {marks}: set "
-                "it to step",
             ),
         ]
 

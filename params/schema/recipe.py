@@ -201,7 +201,18 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
         for key, value in part.settings.model_dump().items()
         if isinstance(value, (int, float)) and value < 0
     ]
+    parts = [part.name.rpartition(":")[2] for part in section.reward] + ["length_penalty"]
+    unknown = [
+        name
+        for name in getattr(row.estimator, "weights", {})
+        if not any(name == part or name.startswith(f"{part}_") for part in parts)
+    ]
     return [
+        (
+            bool(unknown),
+            f"weighs parts that reinforce.reward does not have ({', '.join(unknown)}): name some "
+            f"of {', '.join(parts)} in estimator.weights",
+        ),
         (
             row.branching != "none" and not (budget.branch and budget.initial < budget.leaves),
             "branches, and reinforce.rollout leaves no room for it "

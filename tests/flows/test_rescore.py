@@ -84,6 +84,12 @@ def test_what_cannot_be_scored_by_is_named(run, capsys, arguments, expected):
     assert expected in capsys.readouterr().err
 
 
+def test_all_faults_are_named_at_once(run, capsys):
+    assert rescore.main(["tiny", "--as", "tiny-reward-model", "--scorer", "nonsense"]) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in ("no such file", "--scorer nonsense", "the part model"))
+
+
 def test_a_recipe_without_a_run_is_named(run, capsys):
     assert rescore.main(["tiny", "--as", "strict"]) == 2
     assert (

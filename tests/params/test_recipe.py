@@ -747,6 +747,15 @@ def test_rewards_that_are_not_negative_may_be_divided_by_their_mean(loaded):
         schema.algorithm_of(with_reinforce(tiny, algorithm="maxrl"))
 
 
+def test_weights_are_of_parts_that_the_reward_has(loaded, monkeypatch):
+    rows, parts = load_algorithms(), {"format": 2.0, "formt": 2.0}
+    estimator = rows["gdpo"].estimator.model_copy(update={"weights": parts})
+    rows["gdpo"] = rows["gdpo"].model_copy(update={"estimator": estimator})
+    monkeypatch.setattr(schema, "load_algorithms", lambda folder: rows)
+    with pytest.raises(ValueError, match=r"does not have \(formt\): name some of answer, format"):
+        schema.algorithm_of(with_reinforce(loaded["tiny"], algorithm="gdpo"))
+
+
 def test_a_row_with_a_teacher_needs_one(loaded):
     named = {"kind": "run", "recipe": "tiny", "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
     taught = check(teacher=named)
