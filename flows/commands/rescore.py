@@ -2,9 +2,10 @@
 
 ``beamline rescore RECIPE --scorer f1`` compares answers with another scorer of tasks/scorers, or
 one of your own (own/mine.py:name); ``--as OTHER`` takes reward and judge of the recipe OTHER. Both
-may be given. Nothing is sampled or trained. Printed and written to ``reports/<recipe>/rescored.md``
-are both scorings by iteration, the trend of their difference (a reward that rises while a stricter
-one falls is being exploited), and trajectories where they part; ``rescored.csv`` has every leaf.
+may be given. Nothing is sampled or trained. Printed, and written to ``reports/<recipe>``, are both
+scorings by iteration, the trend of their difference (a reward that rises while a stricter one falls
+is being exploited), and trajectories on which they differ (``rescored.md``); ``rescored.csv`` has
+every leaf.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tasks.trees.words import printable
 
 PARAMS = Path("params")
 BLOCKS = 6  # rows of the table; iterations are shown in so many runs of equal length
-SHOWN = 5  # trajectories where the two part
+SHOWN = 5  # trajectories on which the two differ
 Pair = Mapping[str, Any]
 
 
@@ -107,7 +108,7 @@ def report(title: str, iterations: Sequence[Sequence[Pair]]) -> str:
     lines = [
         f"# {title}",
         "",
-        f"| iterations | trajectories | {' | '.join(heads)} | parted (%) |",
+        f"| iterations | trajectories | {' | '.join(heads)} | differ (%) |",
         "|---|" + "---:|" * (len(heads) + 2),
         *_blocks(iterations),
         "",
@@ -146,18 +147,18 @@ def _trends(iterations: Sequence[Sequence[Pair]]) -> Iterator[str]:
 
 def _sentence(found: Trend) -> str:
     numbers = f"{10 * found.slope:+.3f} [{10 * found.low:+.3f}, {10 * found.high:+.3f}]"
-    what = f"the other scoring, less the own one, moves by {numbers} in ten iterations"
+    what = f"the other scoring minus the run's own changes by {numbers} in ten iterations"
     if not found.is_told:
-        return f"{what}: none is told"
+        return f"{what}: it cannot be told from no change"
     if found.slope > 0:
-        return f"{what}: what is trained on falls behind"
-    return f"{what}: what is trained on rises faster, which may be exploitation of the reward"
+        return f"{what}: the reward of the run falls behind"
+    return f"{what}: the reward of the run rises faster, which may be exploitation of it"
 
 
 def _examples(rows: Sequence[Pair]) -> Iterator[str]:
-    """Yield where the two part most."""
+    """Yield the trajectories on which the two differ most."""
     found = rescoring.parted(rows, SHOWN)
-    yield "Where they part most:" if found else "They part nowhere."
+    yield "Where they differ most:" if found else "They differ nowhere."
     for row in found:
         answer = printable(str(row["answer"]))[:80]
         yield (
@@ -187,7 +188,7 @@ def run(name: str, other_name: str | None, scorer: str | None) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line; return the exit status. 2: nothing to score, or nothing to do so by."""
+    """Run the command line; return the exit status. 2: a recipe, run or scorer with faults."""
     parser = argparse.ArgumentParser(
         prog="beamline rescore",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""Two scorings of the same trajectories: their means, where they part, and how that moves. Pure.
+"""Two scorings of the same trajectories: their means, and how far they differ over time. Pure.
 
 Trajectories of a run are scored again by another scorer, reward or judge. Where the first one was
 learned from, it is the proxy: it may rise while the other one falls (arXiv 2210.10760).
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Trend:
-    """How a difference moves: a line through the means of iterations, and its 95 % interval."""
+    """How a difference changes: a line through the means of iterations, and its 95 % interval."""
 
     slope: float  # an iteration
     low: float
@@ -55,7 +55,7 @@ def paired(own: Rows, other: Rows) -> list[dict[str, Any]]:
 
 
 def means(pairs: Rows) -> dict[str, float]:
-    """Return the means of both scorings of some leaves, and the share of leaves where they part."""
+    """Return the means of both scorings of some leaves, and the share on which success differs."""
     names = [name for value in VALUES for name in (value, f"other_{value}")]
     parted = [row["success"] != row["other_success"] for row in pairs]
     of_names = {name: float(np.mean([row[name] for row in pairs])) for name in names}
@@ -63,7 +63,7 @@ def means(pairs: Rows) -> dict[str, float]:
 
 
 def trend(by_iteration: Sequence[Mapping[str, float]], value: str) -> Trend | None:
-    """Return how the other scoring's mean, less the own one's, moves; None in a short run."""
+    """Return how the other scoring's mean minus the own one's changes; None in a short run."""
     from scipy.stats import linregress, t
 
     if len(by_iteration) < LEAST:

@@ -54,8 +54,8 @@ def test_another_reward_and_its_trend(run, capsys):
             [own, other], abs=6e-4
         )
     assert whole.startswith("| all | 18 |")
-    assert "- reward: the other scoring, less the own one, moves by -" in said
-    assert "which may be exploitation of the reward" in said
+    assert "- reward: the other scoring minus the run's own changes by -" in said
+    assert "which may be exploitation of it" in said
     assert "reward 0.00, other -1.00; answer '1'" in said
     with (run / "reports/smoke/rescored.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -68,7 +68,7 @@ def test_another_scorer(run, capsys):
     assert rescore.main(["smoke", "--scorer", "own/digits.py:last_digit"]) == 0
     said = capsys.readouterr().out
     assert "scored again by the scorer own/digits.py:last_digit" in said
-    assert "They part nowhere." in said, "answers have one digit"
+    assert "They differ nowhere." in said, "answers have one digit"
 
 
 @pytest.mark.parametrize(
