@@ -53,19 +53,18 @@ def policy(folder: Path) -> Artifact | None:
 
 
 def check_tokens(teacher: Path, learner: Path) -> None:
-    """Raise ValueError unless teacher and learner have the same tokens with the same ids.
+    """Raise ValueError unless the teacher has all of the learner's tokens, with the same ids.
 
-    The sizes of their vocabularies may differ: those of a family are padded differently.
+    It may have further ones: transformers adds some when it loads a tokenizer by its architecture.
+    The sizes of their vocabularies may differ, too: those of a family are padded differently.
     """
     from tasks.policy.load_model import load_tokenizer  # with transformers
 
     theirs, ours = (load_tokenizer(folder).get_vocab() for folder in (teacher, learner))
-    if theirs == ours:
-        return
-    apart = sorted({*theirs.items()} ^ {*ours.items()}, key=lambda item: item[1])
-    (token, number), count = apart[0], len(apart)
-    raise ValueError(
-        f"the teacher's tokenizer is another one than the policy's: they differ in {count} "
-        f"entries, the first of which is {token!r} with the id {number}: choose a teacher of the "
-        "same family"
-    )
+    if lacking := sorted(ours.items() - theirs.items(), key=lambda item: item[1]):
+        (token, number), count = lacking[0], len(lacking)
+        raise ValueError(
+            f"the recipe's teacher has another tokenizer than the policy: it lacks {count} tokens, "
+            f"the first of which is {token!r} with the id {number}: name a teacher of the same "
+            "family in teacher"
+        )

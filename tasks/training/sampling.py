@@ -110,17 +110,9 @@ def sample(
             step, inputs, environment=training.environment, acting=acting_in(training)
         )
         rollouts.append(rolled_out)
-        if agents.reward_model:
-            estimated = estimate_inputs(training, agents.reward_model, rolled_out)
-            estimates.append(estimate(step, estimated))
-        rewards.append(
-            reward(
-                step,
-                reward_inputs(training, rolled_out, estimates[-1] if estimates else None),
-                reader=training.reader,
-                open_policy=judges_of(training.recipe),
-            )
-        )
+        estimated, rewarded = _score(training, step, agents, rolled_out)
+        estimates += [estimated] if estimated else []
+        rewards.append(rewarded)
         if is_enough(training, rewards) or not rolled_out["another_batch"]:
             break
     samplers = {**begun.samplers, agents.steps: agents.policy}
@@ -131,6 +123,22 @@ def sample(
     rested = due_after(passes, alike, curriculum.rest)
     place = chosen.place
     return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, place, rested)
+
+
+def _score(
+    training: Training, step: SubStep, agents: Agents, rolled_out: Record
+) -> tuple[Record | None, Record]:
+    """Return what the reward model estimates of a batch, where there is one, and its rewards."""
+    estimated = None
+    if agents.reward_model:
+        estimated = estimate(step, estimate_inputs(training, agents.reward_model, rolled_out))
+    rewarded = reward(
+        step,
+        reward_inputs(training, rolled_out, estimated),
+        reader=training.reader,
+        open_policy=judges_of(training.recipe),
+    )
+    return estimated, rewarded
 
 
 def _next(
