@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from params.schema.algorithms import Algorithm, Gae
 from params.schema.base import Machine
 from params.schema.reinforce import Update
+from params.schema.teacher import ServerTeacher
+from tasks.chat import teacher_scores
+from tasks.chat.teacher_scores import SCORES
 from tasks.learning import batch
 from tasks.learning.algorithm import CREDITED, assemble
 from tasks.learning.credit import along, episodes_of
@@ -26,6 +30,7 @@ from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import resident
+from tasks.tools.recording import replay_folder
 from tasks.trees import marks
 from tasks.trees.tables import load_trees, read_rows, write_table
 from tasks.trees.tree import Tree, masked_leaves
@@ -87,9 +92,8 @@ class AdvantageInputs:
     step_weight: float = 0.0  # of the rewards of an environment's steps within the reward
     # tables of the rewards' parts; None where the estimator compares whole rewards
     parts: list[Artifact] | None = None
-    teacher: Artifact | None = (
-        None  # the policy whose probabilities are learned; None: there is none
-    )
+    # whose probabilities are learned: a policy's files, or a server; None: there is none
+    teacher: Artifact | ServerTeacher | None = None
 
 
 @substeps.recorded
@@ -105,7 +109,9 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
     none = [None] * len(kept)
     values = _values(kept, inputs, learners) if inputs.algorithm.critic else none
     penalties = _penalties(kept, inputs, learners) if inputs.reference else none
-    lessons = _lessons(kept, inputs, learners) if inputs.teacher else none
+    vocabulary = acting.model.config.get_text_config(decoder=True).vocab_size
+    texts = marks.token_texts(acting.tokenizer, vocabulary)
+    lessons = _lessons(kept, inputs, learners, texts, step) if inputs.teacher else none
     groups = [
         episodes_of(
             entry.tree,
@@ -118,8 +124,6 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
         )
         for entry, penalty, value in zip(kept, penalties, values, strict=True)
     ]
-    vocabulary = acting.model.config.get_text_config(decoder=True).vocab_size
-    texts = marks.token_texts(acting.tokenizer, vocabulary)
     rows = [
         *_rows(kept, groups, inputs.algorithm, texts, inputs.response_tokens, lessons),
         *_dropped(scored, kept),
@@ -226,15 +230,27 @@ def _penalties(
 
 
 def _lessons(
-    kept: Sequence[RewardedTree], inputs: AdvantageInputs, learners: Learners
+    kept: Sequence[RewardedTree],
+    inputs: AdvantageInputs,
+    learners: Learners,
+    texts: Sequence[str],
+    step: SubStep,
 ) -> list[list[Floats]]:
     """Return weight * (log teacher - log pi) of each sampled token, by tree and node.
 
-    On-policy distillation: its expectation over what pi samples is -KL(pi || teacher).
+    On-policy distillation: its expectation over what pi samples is -KL(pi || teacher). ``texts``:
+    of the policy's ids. What a server says is written beside the advantages, and a replay reads it.
     """
     choice, teacher = inputs.algorithm.teacher, inputs.teacher
     assert choice and teacher
-    return _times(-choice.weight, _log_ratios(kept, teacher, inputs, learners))
+    if isinstance(teacher, Artifact):
+        return _times(-choice.weight, _log_ratios(kept, teacher, inputs, learners))
+    folder = replay_folder()
+    known = teacher_scores.read(sorted(folder.rglob(SCORES))) if folder else {}
+    trees = [entry.tree for entry in kept]
+    said, table = teacher_scores.logprobs_of(teacher, trees, texts, step.recipe, known)
+    write_table(table, step.out / SCORES)
+    return _times(-choice.weight, _log_ratios(kept, None, inputs, learners, said))
 
 
 def _times(factor: float, by_node: Sequence[Sequence[Floats]]) -> list[list[Floats]]:
@@ -242,16 +258,21 @@ def _times(factor: float, by_node: Sequence[Sequence[Floats]]) -> list[list[Floa
 
 
 def _log_ratios(
-    kept: Sequence[RewardedTree], reference: Artifact, inputs: AdvantageInputs, learners: Learners
+    kept: Sequence[RewardedTree],
+    reference: Artifact | None,
+    inputs: AdvantageInputs,
+    learners: Learners,
+    said: Sequence[Sequence[NDArray[Any]]] = (),
 ) -> list[list[Floats]]:
     """Return log pi - log pi_reference of each sampled token, by tree and node.
 
-    Both are computed here, at the sampling temperature and over the ids that have a token, pi with
-    the policy that sampled the turn: the engine's log-probabilities differ from these by rounding,
-    which would be a difference where pi = pi_reference. It is clamped to +-KL_LIMIT.
+    ``said``: log pi_reference, where it is no policy of this machine. Else both are computed here,
+    at the sampling temperature and over the ids that have a token, pi with the policy that sampled
+    the turn: the engine's log-probabilities differ from these by rounding, which would be a
+    difference where pi = pi_reference. It is clamped to +-KL_LIMIT.
     """
     trees = [entry.tree for entry in kept]
-    *sampling, referring = learners.run(
+    policies = learners.run(
         batch.logprobs_of,
         list(inputs.samplers.values()),
         reference,
@@ -261,6 +282,8 @@ def _log_ratios(
         inputs.settings,
         inputs.machine,
     )
+    sampling = policies[: len(inputs.samplers)]
+    referring = said if reference is None else policies[-1]
     sampled_by = batch.as_sampled(trees, dict(zip(inputs.samplers, sampling, strict=True)))
     return [
         [

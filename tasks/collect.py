@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from params.schema.agent import Dialogue
 from params.schema.algorithms import Algorithm
 from params.schema.reinforce import RewardPart
+from tasks.chat import teacher_scores
+from tasks.chat.teacher_scores import SCORES
 from tasks.gates import advantages as advantage_gate
 from tasks.gates import gate
 from tasks.gates import rewards as reward_gate
@@ -44,6 +46,7 @@ TABLES = {  # of an iteration: name -> the verb that makes it; not each is made 
     "parts": "reward",
     "verdicts": "reward",
     "advantages": "advantage",
+    "teacher": "advantage",
     "tokens": "update",
 }
 FINISHED = {Outcome.ANSWER, Outcome.TERMINATED, Outcome.TRUNCATED}  # no failed rollouts
@@ -89,7 +92,8 @@ def publish_collected(inputs: CollectInputs, collected: Record, data: Path) -> N
             write_table(pa.concat_tables(some), trees / f"{name}.parquet")
     if calls := _recorded_calls(tables):
         recording.publish_calls(calls, trees / recording.CALLS)
-    judging.publish_verdicts(_verdicts(tables), trees / judging.VERDICTS)
+    judging.publish_verdicts(_files(tables, "verdicts"), trees / judging.VERDICTS)
+    teacher_scores.publish(_files(tables, "teacher"), trees / SCORES)
     write_table(_rewards(tables), trees / "rewards.parquet")
     if not reward_parts.is_default(inputs.reward):  # else the reward's row tells them
         write_table(_join(tables, "parts"), trees / "parts.parquet")
@@ -221,9 +225,9 @@ def _recorded_calls(tables: Sequence[Iteration]) -> dict[recording.Origin, Path]
     return {origin: file for origin, file in files.items() if file.exists()}
 
 
-def _verdicts(tables: Sequence[Iteration]) -> list[Path]:
-    """Return the tables of a judge's verdicts, where one was asked."""
-    return [Path(artifact.path) for each in tables for artifact in each.get("verdicts", ())]
+def _files(tables: Sequence[Iteration], name: str) -> list[Path]:
+    """Return the tables of a name that some iterations have, such as a judge's verdicts."""
+    return [Path(artifact.path) for each in tables for artifact in each.get(name, ())]
 
 
 def _trajectories(tables: Sequence[Iteration]) -> pd.DataFrame:

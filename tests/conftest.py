@@ -1,5 +1,6 @@
 """What many tests share: a very small policy with its tokenizer, benchmark files."""
 
+import logging
 import os
 import shutil
 import subprocess
@@ -52,6 +53,7 @@ WARM_FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
 WARM_PROCESS = pytest.StashKey[subprocess.Popen]()
 
 FLOWS = Path(__file__).parent / "flows"
+ROOMS = ("flows", "params", "tasks", "own")
 SETS = ("gsm8k", "math500", "aime24", "hotpotqa", "bamboogle")
 
 
@@ -82,6 +84,15 @@ def data():
             f"test-data DATA=<folder>, has one for each of {', '.join(SETS)}"
         )
     return folder
+
+
+@pytest.fixture(autouse=True)
+def loggers():
+    """Turn the project's loggers on, which a library in an earlier test may have turned off."""
+    logging.disable(logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith(ROOMS) and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
 
 
 BEHIND_PROXY = dict.fromkeys(("HTTP_PROXY", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9")

@@ -119,7 +119,7 @@ def opened(name: str, recipe: Recipe, budget: str) -> Iterator[Comparison]:
             environment=environment,
             reader=reader_of(recipe, folders.cold_start, environment),
             reward_model=reward_model_of(recipe, name),
-            teacher=teacher.policy(folders.teacher) if recipe.teacher else None,
+            teacher=teacher.of(folders.teacher, recipe.teacher) if recipe.teacher else None,
         )
 
 

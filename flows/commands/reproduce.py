@@ -35,6 +35,7 @@ from flows.runs.dvc_command import INTERRUPTED, RUN
 from flows.runs.first_difference import StageDifference
 from flows.tracking import store
 from params.run_folders import RunFolders
+from tasks.chat.teacher_scores import SCORES
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
 from tasks.trees.words import printable
@@ -128,9 +129,10 @@ def stored_trees(before: Path, recipe: str) -> dict[str, str]:
 
 
 def recorded(before: Path, recipe: str) -> dict[str, str]:
-    """Return where the new run finds the results of tools that are not repeatable."""
+    """Return where the new run finds what tools, judges and a teacher's server have answered."""
     data = before / "data" / recipe
-    return {REPLAYED: str(data)} if any(data.rglob(CALLS)) else {}
+    names = (CALLS, SCORES)
+    return {REPLAYED: str(data)} if any(file.name in names for file in data.rglob("*")) else {}
 
 
 def set_up(folder: Path, commit: str, recipe: str, before: Path) -> None:

@@ -16,7 +16,7 @@ from params.schema import base as schema
 from params.schema.prepare import Policy, PretrainedPolicy, TinyPolicy
 from params.schema.recipe import Recipe
 from params.schema.reinforce import Lora
-from params.schema.teacher import RunTeacher
+from params.schema.teacher import RunTeacher, ServerTeacher
 from tasks.policy import layer_kinds
 from tasks.policy.layer_kinds import LearnerForm
 
@@ -165,7 +165,7 @@ def with_teacher(shape: Shape, recipe: Recipe, folder: Path = schema.PARAMS) -> 
     Raises ValueError as ``config_of``.
     """
     teacher = recipe.teacher
-    if teacher is None:
+    if teacher is None or isinstance(teacher, ServerTeacher):
         return shape
     if isinstance(teacher, RunTeacher):
         return replace(shape, teacher=shape.weights)

@@ -196,6 +196,8 @@ def _teacher(stage: str, subject: Subject) -> list[Link]:
     if named["kind"] == "run":
         trained, commit = f"models/{named['recipe']}/trained", named["commit"]
         facts = [f"its own: beamline lineage {trained} --at {commit[:SHORT]}"]
+    elif named["kind"] == "server":
+        facts = [f"{named['name']} behind a server; its answers: data/{subject.recipe}/trees"]
     else:
         facts = [f"{named['name']} at revision {named['revision'] or 'none'}"]
     return [out_link(subject, "teacher", f"models/{subject.recipe}/teacher", facts=facts)]

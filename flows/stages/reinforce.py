@@ -18,7 +18,9 @@ from flows.tracking.run import Run, stage_run
 from flows.workers import stage, substep_tasks
 from params.run_folders import RunFolders
 from params.schema.recipe import algorithm_of
+from params.schema.teacher import ServerTeacher
 from tasks import recipes
+from tasks.chat import teacher_scores
 from tasks.check_policy import STAGE, check_policy, inputs_of
 from tasks.collect import collect, publish_collected
 from tasks.learning.learner_group import open_learners
@@ -26,14 +28,17 @@ from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, teacher
+from tasks.policy.load_model import load_tokenizer
 from tasks.policy.machine import use_machine
 from tasks.recipes.opening import open_recipe, reader_of
+from tasks.tools.recording import replay_folder
 from tasks.training.curves import Seconds
 from tasks.training.inputs import collect_inputs
 from tasks.training.iteration import Iteration, in_order, policy_of, validated_in
 from tasks.training.loop import replaying, train
 from tasks.training.setup import Training, reward_model_of
 from tasks.training.validating import exam_of, published
+from tasks.trees import marks
 
 
 @flow(name="reinforce")
@@ -46,11 +51,10 @@ def reinforce_flow(name: str) -> None:
     policy = Artifact.at(folders.cold_start)
     reward_model = reward_model_of(recipe, name)
     use_machine(recipe.machine)
-    teaching = teacher.policy(folders.teacher)
-    if teaching:
-        teacher.check_tokens(Path(teaching.path), folders.cold_start)
+    teaching = teacher.of(folders.teacher, recipe.teacher)
+    check_teacher(teaching, folders.cold_start, name)
     learned = [reward_model.model, reward_model.trees, reward_model.rewards] if reward_model else []
-    taught = [teaching] if teaching else []
+    taught = [teaching] if isinstance(teaching, Artifact) else []
     key = keys.stage_key(recipe, questions, corpus, policy, *learned, *taught)
     with (
         substep_tasks.opened() as ledger,
@@ -83,6 +87,20 @@ def reinforce_flow(name: str) -> None:
         iterations, seconds = replaying(training.start, partial(run_all, training, run))
         reinforce_report.log_figures(run, iterations, recipe, name)
         reinforce_report.report_time(run, seconds)
+
+
+def check_teacher(teaching: Artifact | ServerTeacher | None, learner: Path, recipe: str) -> None:
+    """Raise ValueError or RuntimeError where a teacher has other tokens than the policy.
+
+    So it does where a server does not answer; a replay of a run asks no server.
+    """
+    if isinstance(teaching, Artifact):
+        teacher.check_tokens(Path(teaching.path), learner)
+    elif teaching and not replay_folder():
+        tokenizer = load_tokenizer(learner)
+        ids = sorted(tokenizer.get_vocab().values())
+        texts = marks.token_texts(tokenizer, ids[-1] + 1)
+        teacher_scores.check(teaching, ids, texts, recipe)
 
 
 def run_all(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds]]:

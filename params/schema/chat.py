@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -10,14 +10,13 @@ from params.schema.addresses import check_endpoint, check_key_travels_safely
 from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
 
 
-class ChatEndpoint(Frozen):
+class Endpoint(Frozen):
     """A model behind an OpenAI-compatible server.
 
     Its name identifies it: the address can change, and what was answered before still counts. So
     only the name is in keys of the ledger and of the cache.
     """
 
-    kind: Literal["endpoint"]
     # up to the part before /chat/completions, such as http://127.0.0.1:8000/v1
     url: Annotated[str, AfterValidator(check_endpoint), Field(exclude=True)]
     name: Annotated[str, Field(min_length=1)]  # of the model, as the server knows it
@@ -25,9 +24,15 @@ class ChatEndpoint(Frozen):
     key_variable: Annotated[str | None, Field(exclude=True)] = None
 
     @model_validator(mode="after")
-    def _key_travels_safely(self) -> ChatEndpoint:
+    def _key_travels_safely(self) -> Self:
         check_key_travels_safely(self.url, self.key_variable)
         return self
+
+
+class ChatEndpoint(Endpoint):
+    """A model that answers messages."""
+
+    kind: Literal["endpoint"]
 
 
 class ChatBudget(Frozen):

@@ -21,7 +21,7 @@ from params.schema.prepare import BenchmarkQuestions, Prepare
 from params.schema.reading import HAPPENED_BEFORE
 from params.schema.reinforce import Lora, Reinforce, Rollout
 from params.schema.reward_model import LEAST_LABELLED, RewardModel
-from params.schema.teacher import Teacher
+from params.schema.teacher import ServerTeacher, Teacher
 from params.schema.verdict import Verdict
 
 TABLES = ("algorithms", "architectures", "benchmarks", "suites")  # files that are no recipes
@@ -235,6 +235,12 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
         (
             row.teacher is not None and recipe.teacher is None,
             "learns from a teacher, and the recipe names none: write the section teacher",
+        ),
+        (
+            isinstance(recipe.teacher, ServerTeacher) and section.rollout.temperature != 1.0,
+            "learns from the probabilities of a server, which are those at temperature 1, and "
+            f"reinforce.rollout.temperature is {section.rollout.temperature:g}: set it to 1, or "
+            "name the teacher's files (kind: pretrained or run)",
         ),
         (
             row.estimator.kind == "mean_relative" and bool(negative),

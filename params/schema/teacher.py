@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from params.schema.base import Frozen
+from params.schema.base import Frozen, NonNegative, Positive, PositiveFloat
+from params.schema.chat import ChatBudget, ChatLimits, Endpoint
 
 
 class RunTeacher(Frozen):
@@ -27,4 +28,18 @@ class PretrainedTeacher(Frozen):
     gguf: Annotated[str, Field(pattern=r"^[\w.-]+\.gguf$")] | None = None  # the file in it
 
 
-Teacher = Annotated[RunTeacher | PretrainedTeacher, Field(discriminator="kind")]
+class ServerTeacher(Endpoint, ChatLimits):
+    """A model behind a server that returns the log-probabilities of the tokens it is sent.
+
+    The server knows OpenAI's /completions with ``echo``, as vLLM's does, and may change under its
+    name: what it has answered is kept with the run.
+    """
+
+    kind: Literal["server"]
+    concurrency: Annotated[Positive, Field(exclude=True)] = 8
+    timeout_seconds: Annotated[PositiveFloat, Field(exclude=True)] = 120.0
+    retries: Annotated[NonNegative, Field(exclude=True)] = 5
+    budget: Annotated[ChatBudget, Field(exclude=True)] = ChatBudget()
+
+
+Teacher = Annotated[RunTeacher | PretrainedTeacher | ServerTeacher, Field(discriminator="kind")]

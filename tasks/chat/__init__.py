@@ -32,8 +32,8 @@ def open_chat(
     """
     from tasks.chat.endpoint import open_endpoint  # openai takes seconds to import
 
-    folder = Path(os.environ.get(FOLDER) or DEFAULT)
-    budget = CallBudget(folder / "spent" / f"{account}.jsonl", limits.budget, section)
+    folder = _folder()
+    budget = CallBudget(account_of(account), limits.budget, section)
     with ExitStack() as stack:
         portal = stack.enter_context(start_blocking_portal(name="chat"))
         models = []
@@ -42,3 +42,12 @@ def open_chat(
             answer = stack.enter_context(portal.wrap_async_context_manager(opened))
             models.append(Cached(endpoint.name, answer, folder, portal, limits.concurrency))
         yield models
+
+
+def account_of(name: str) -> Path:
+    """Return the file that counts what is spent on an account."""
+    return _folder() / "spent" / f"{name}.jsonl"
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(FOLDER) or DEFAULT)

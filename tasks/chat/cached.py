@@ -54,7 +54,7 @@ class Cached:
         try:
             return self._portal.call(self._ask, requests)
         except BaseExceptionGroup as group:
-            raise _first(group) from None
+            raise first_error(group) from None
 
     async def _ask(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         replies: dict[int, ChatReply] = {}
@@ -119,7 +119,7 @@ def save_reply(file: Path, name: str, request: ChatRequest, reply: ChatReply) ->
     Path(partial.name).replace(file)
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Return the first error of a group of tasks, whatever its depth."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

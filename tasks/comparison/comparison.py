@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
+from params.schema.teacher import ServerTeacher
 from tasks.comparison.budget import Budget
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
@@ -45,7 +46,7 @@ class Comparison:
     environment: OpenEnvironment
     reader: Reader
     reward_model: PublishedRewardModel | None = None  # that each variant's training begins with
-    teacher: Artifact | None = None  # of rows that have one
+    teacher: Artifact | ServerTeacher | None = None  # of rows that have one
 
     def validation(self, variant: Variant) -> Exam | None:
         """Return what a variant's policies are asked during training; None for most variants."""

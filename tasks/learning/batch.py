@@ -72,7 +72,7 @@ class Updated:
 
 def logprobs_of(
     samplers: Sequence[Artifact],
-    reference: Artifact,
+    reference: Artifact | None,
     learning: Artifact,
     trees: Sequence[Tree],
     temperature: float,
@@ -81,13 +81,14 @@ def logprobs_of(
 ) -> list[list[ByNode]]:
     """Return log-probabilities of the sampled tokens: policy -> tree -> node -> tokens.
 
-    The last one is the reference. ``learning`` is the policy that learns, which may contain the
-    others.
+    The last one is the reference, if there is one. ``learning`` is the policy that learns, which
+    may contain the others.
     """
     acting = _loaded(learning, machine)
     batch = [uncredited(tree) for tree in trees]
     every = [(policy, passes.RECORDED) for policy in samplers]
-    every.append((reference, _experts_of(reference, samplers)))
+    if reference:
+        every.append((reference, _experts_of(reference, samplers)))
     return [
         _logprobs(batch, acting, policy, temperature, settings, machine, experts_of)
         for policy, experts_of in every

@@ -1,9 +1,9 @@
 """Read and write the teacher's folder, ``models/<recipe>/teacher``.
 
 The policy that is trained learns from the teacher's probabilities (docs/own-algorithm.md). The
-folder has ``teacher.json`` (what the recipe says of it; null if there is none) and the teacher's
-files in ``policy``, an ordinary transformers folder. The stage ``champion`` writes it from the
-recipe, so a commit records which teacher its run had.
+folder has ``teacher.json`` (what the recipe says of it; null if there is none) and, but for a
+teacher behind a server, its files in ``policy``, an ordinary transformers folder. The stage
+``champion`` writes it from the recipe, so a commit records which teacher its run had.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from params.schema.prepare import PretrainedPolicy
-from params.schema.teacher import PretrainedTeacher, RunTeacher, Teacher
+from params.schema.teacher import PretrainedTeacher, RunTeacher, ServerTeacher, Teacher
 from tasks.ledger.artifacts import Artifact
 from tasks.policy.champion import written
 
@@ -28,7 +28,7 @@ def write(folder: Path, settings: Teacher | None, restore: Callable[[str, Path],
     with written(folder, RECORD, settings.model_dump() if settings else None) as partial:
         if isinstance(settings, RunTeacher):
             restore(settings.digest, partial / "policy")
-        elif settings:
+        elif isinstance(settings, PretrainedTeacher):
             _fetch(settings, partial / "policy")
 
 
@@ -41,15 +41,25 @@ def _fetch(settings: PretrainedTeacher, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def of(folder: Path, settings: Teacher | None) -> Artifact | ServerTeacher | None:
+    """Return the recipe's teacher: its files in ``folder``, or where it is asked; None: none.
+
+    Raises ValueError where the stage champion has not run.
+    """
+    kept = policy(folder)
+    return settings if isinstance(settings, ServerTeacher) else kept
+
+
 def policy(folder: Path) -> Artifact | None:
-    """Return the files of the teacher in ``folder``; None if there is none.
+    """Return the files of the teacher in ``folder``; None if it has none.
 
     Raises ValueError where the stage champion has not run.
     """
     file = folder / RECORD
     if not file.exists():
         raise ValueError(f"{file} does not exist: run the stage that makes it, champion, first")
-    return Artifact.at(folder / "policy") if json.loads(file.read_text()) else None
+    record = json.loads(file.read_text())
+    return Artifact.at(folder / "policy") if record and record["kind"] != "server" else None
 
 
 def check_tokens(teacher: Path, learner: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from params.run_folders import RunFolders
 from params.schema.algorithms import Algorithm
 from params.schema.recipe import Recipe
+from params.schema.teacher import ServerTeacher
 from tasks import recipes
 from tasks.environments.contract import OpenEnvironment
 from tasks.evaluation.exam import Exam
@@ -39,7 +40,8 @@ class Training:
     reward_model: PublishedRewardModel | None = (
         None  # that training begins with; None: there is none
     )
-    teacher: Artifact | None = None  # whose probabilities are learned; None: there is none
+    # whose probabilities are learned; None: there is none
+    teacher: Artifact | ServerTeacher | None = None
     most_iterations: int | None = None  # None: as many as the recipe says
 
     @property

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ NEW = {  # which recipes of the project leave out
     "reinforce__curriculum": None,
 }
 TEACHER = {"kind": "pretrained", "name": "a/b", "revision": "c" * 40, "gguf": None}
+SERVER = {
+    **{"kind": "server", "url": "http://127.0.0.1:8000/v1", "name": "a", "key_variable": None},
+    **{"concurrency": 8, "timeout_seconds": 120.0, "retries": 5},
+    "budget": {"calls": None, "tokens": None},
+}
 
 
 def written(name, **changes):
@@ -51,14 +57,18 @@ SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)
 NONE = written("tiny", prepare__intake=None, reinforce__validation=None)
 PRETRAINED = written("gsm8k", prepare__policy__gguf=None, prepare__policy__origin=None)
 TAUGHT = written("tiny", teacher=TEACHER)
-WRITTEN = {"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED, "taught": TAUGHT}
+ASKED = written("tiny", teacher=SERVER)
+WRITTEN = {
+    **{"sections": SECTIONS, "none": NONE, "pretrained": PRETRAINED, "taught": TAUGHT},
+    "asked": ASKED,
+}
 
 
 def place_of(values, key):
     """Return the section of a key, and the key's name there; None where a section is missing."""
     *above, name = key.split(".")
     for part in above:
-        values = values[0] if part == ENTRY else values[part]
+        values = values[0] if part == ENTRY else values.get(part)
         if values is None:
             return None
     return values, name
@@ -69,7 +79,8 @@ def left_out(values):
     values, gone = edited(values, {}), set()
     for key, default in reversed(defaults().items()):  # those in a section before the section
         place = place_of(values, key)
-        if place and place[0].get(place[1], REMOVED) == default:
+        given = place[0].get(place[1], REMOVED) if place else REMOVED
+        if place and (given == default or (given == {} and isinstance(default, dict))):
             del place[0][place[1]]
             gone.add(key)
     return values, gone
@@ -133,7 +144,7 @@ def test_a_key_that_is_left_out_can_be_set(tmp_path):
     """Each key is added to its section, which stays as it is."""
     for number, values in enumerate(WRITTEN.values()):
         small, gone = left_out(values)
-        for key in gone:
+        for key in filter(partial(place_of, small), gone):  # whose section is there
             file = Path(tmp_path, f"{number}-{key.replace(ENTRY, '0')}.yaml")
             file.write_text(yaml.safe_dump(small))
             value = json.dumps(defaults()[key])

@@ -756,6 +756,19 @@ def test_weights_are_of_parts_that_the_reward_has(loaded, monkeypatch):
         schema.algorithm_of(with_reinforce(loaded["tiny"], algorithm="gdpo"))
 
 
+def test_a_server_teaches_at_temperature_1(loaded):
+    server = {"kind": "server", "url": "http://127.0.0.1:8000/v1", "name": "a"}
+    taught = with_reinforce(check(teacher=server), algorithm="distil")
+    assert schema.algorithm_of(taught).teacher
+    cool = taught.reinforce.rollout.model_copy(update={"temperature": 0.7})
+    with pytest.raises(
+        ValueError, match=r"at temperature 1, and .*temperature is 0\.7: set it to 1"
+    ):
+        schema.algorithm_of(with_reinforce(taught, rollout=cool))
+    with pytest.raises(ValueError, match="plain text: use https"):
+        check(teacher={**server, "url": "http://far.org/v1", "key_variable": "KEY"})
+
+
 def test_a_row_with_a_teacher_needs_one(loaded):
     named = {"kind": "run", "recipe": "tiny", "commit": "a" * 40, "digest": "b" * 32 + ".dir"}
     taught = check(teacher=named)

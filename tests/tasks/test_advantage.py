@@ -1,7 +1,9 @@
 """Credit of whole batches: what the estimators are handed, and the table that comes out."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -9,11 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from starlette.applications import Starlette
 
 from params.schema import algorithms
 from params.schema.algorithms import Algorithm, load_algorithms
+from params.schema.teacher import ServerTeacher
 from tasks import reward
 from tasks.advantage import TABLE, AdvantageInputs, advantage
+from tasks.chat import teacher_scores
+from tasks.engines.transformers import openai_protocol
+from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.learning.credit import episodes_of
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact
@@ -21,9 +28,11 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import checkpoint, resident
 from tasks.policy.machine import use_machine
 from tasks.recipes import load as settings_of
+from tasks.tools.recording import REPLAYED
 from tasks.trees.outcomes import CAUSES, INFRASTRUCTURE, Cause, Outcome
 from tasks.trees.tables import read_rows, save_trees, write_table
 from tasks.trees.tree import PROMPT, RESULT, TURN, Node, Question, Tree, sampled
+from tests.sampling_server import listening
 from tests.sections import MACHINE
 from tests.trees import lengths, random_tree, world_tree
 from tests.verbs import call
@@ -353,6 +362,41 @@ def test_a_policy_learns_nothing_from_itself(initial):
     made, rows = run(initial, grown(REWARDS), REWARDS, row, teacher=Artifact.at(initial))
     assert not np.concatenate([found["advantages"] for found in rows]).any()
     assert made["metrics"]["kl_teacher"] == 0
+
+
+@pytest.fixture(scope="module")
+def server(cold_start, tokenizer):
+    """A server of the policy ``cold_start``, and how often it was asked to score tokens."""
+    engine = TransformersEngine(checkpoint.load_policy(cold_start, MACHINE), tokenizer)
+    asked: list[str] = []
+
+    class Served(SimpleNamespace):
+        @property
+        def engine(self):
+            asked.append("once")
+            return engine
+
+    served = Served(name="teacher", lock=threading.Lock())
+    with listening(Starlette(routes=openai_protocol.routes(served))) as port:
+        yield ServerTeacher(kind="server", url=f"http://127.0.0.1:{port}/v1", name="teacher"), asked
+
+
+def test_a_server_teaches_as_its_policy_does(initial, cold_start, server, monkeypatch):
+    """A path that leaves share is scored once, and a replay asks no server."""
+    row, trees = ROWS["distil"], grown(REWARDS)
+    (teacher, asked), others = server, {"temperature": 1.0, "penalties": None}
+    _, expected = run(initial, trees, REWARDS, row, teacher=Artifact.at(cold_start), **others)
+    made, rows = run(initial, trees, REWARDS, row, teacher=teacher, **others)
+    for one, other in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(one["advantages"], other["advantages"], rtol=0, atol=2e-5)
+    assert np.abs(np.concatenate([found["advantages"] for found in rows])).max() > 1
+    assert len(asked) == 2 * sum(map(len, REWARDS)), "the engine is looked up twice a request"
+    scores = Path(artifacts.output(made, "teacher").path)
+    teacher_scores.publish([scores, scores, Path("none")], Path("data/teacher.parquet"))
+    monkeypatch.setenv(REPLAYED, "data")
+    away = teacher.model_copy(update={"url": "http://127.0.0.1:9/v1"})
+    _, again = run(initial, trees, REWARDS, row, teacher=away, name="again", **others)
+    assert again == rows
 
 
 def test_a_kl_term_of_the_loss_does_not_touch_the_credit(initial):

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from params.schema.teacher import ServerTeacher
+from tasks.chat import FOLDER, teacher_scores
 from tasks.engines import SamplingRequest
 from tasks.engines.servers import token_guard
 from tasks.engines.servers.client import JSON
@@ -67,7 +70,7 @@ def serving(make, port, tmp_path_factory):
         (tmp_path_factory.mktemp("server") / "log").open("wb") as log,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv(token_guard.TOKEN, "token of the tests")
+        patch.setenv(token_guard.TOKEN, "token-of-the-tests")
 
         def restart():
             end(running.pop())
@@ -78,12 +81,16 @@ def serving(make, port, tmp_path_factory):
         end(running.pop())
 
 
-def test_server_is_sampled_updated_and_restarted(serving, engine, tokenizer, port, tmp_path, capfd):
+def test_server_is_sampled_updated_and_restarted(
+    serving, engine, tokenizer, port, tmp_path, capfd, monkeypatch
+):
     model, made, restart = serving
     settings = SETTINGS.model_copy(update={"servers": (f"http://127.0.0.1:{port}",)})
     vocabulary = model.config.vocab_size
     asked, samples = sampled(engine(model, made, tokenizer, settings), vocabulary)
     check(model, asked, samples)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    teaches(model, made.path, tokenizer, port)
     changed(model)
     other = save(model, tokenizer, tmp_path / "updated")
     held = engine(model, other, tokenizer, settings)
@@ -141,6 +148,23 @@ def close(one, other):
         and a.stopped == b.stopped
         for a, b in zip(one, other, strict=True)
     )
+
+
+def teaches(model, folder, tokenizer, port):
+    """Check that the log-probabilities of tokens that it is sent are plain transformers'."""
+    url, key = f"http://127.0.0.1:{port}/v1", token_guard.TOKEN
+    teacher = ServerTeacher(kind="server", url=url, name=folder, key_variable=key)
+    ids = sorted(tokenizer.get_vocab().values())
+    texts = [tokenizer.decode([token]) for token in range(ids[-1] + 1)]
+    teacher_scores.check(teacher, ids, texts, "mine")
+    row = np.array(ids[3:40], np.int32)
+    found = teacher_scores.ask(teacher, {"row": row}, texts, "mine")["row"]
+    with torch.no_grad():
+        logits = model(torch.from_numpy(row).long()[None]).logits[0, :-1].float()
+    own = logits.log_softmax(-1).gather(1, torch.from_numpy(row).long()[1:, None])[:, 0]
+    np.testing.assert_allclose(found[1:], own.numpy(), rtol=0, atol=CLOSE)
+    with pytest.raises(RuntimeError, match="the token 3 is"):
+        teacher_scores.ask(teacher, {"row": row}, ["other"] * len(texts), "mine")
 
 
 NORM = "model.norm.weight"  # a name that vLLM has, too: it lays others together
@@ -217,7 +241,7 @@ def started(make, tmp_path_factory):
         (tmp_path_factory.mktemp("servers") / "log").open("wb") as log,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv(token_guard.TOKEN, "token of the tests")
+        patch.setenv(token_guard.TOKEN, "token-of-the-tests")
         servers = Running(made.path, log)
         yield model, made, servers
         for number in list(servers.running):

@@ -1,7 +1,8 @@
 """Answer clients of OpenAI's protocol from the policy that serve.py holds: models, chats and texts.
 
-It is for trying a policy where there is no vLLM: one answer a request, whole, without tools. What
-is asked otherwise is refused with its name, and never left out in silence.
+It is for trying a policy where there is no vLLM: one answer a request, whole, without tools; or the
+log-probabilities of a given text (``echo``), as a teacher is asked for. What is asked otherwise is
+refused with its name, and never left out in silence.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -20,12 +24,15 @@ from starlette.routing import Route
 
 from tasks.engines.contract import Engine, SamplingRequest, most_positions
 from tasks.engines.servers.token_guard import CHATS, TEXTS
+from tasks.policy import token_ids
+from tasks.policy.token_ids import TokenIds
 from tasks.trees.outcomes import StopReason
 
 GREEDY = 1e-6  # the temperature that stands for 0: all of the probability is the likeliest token's
 TOKENS = 16  # of an answer, at most, where a text's request says nothing, as OpenAI has it
 IGNORED = frozenset({"model", "user", "store", "metadata", "stream_options"})
 READ = frozenset({"messages", "prompt", "temperature", "top_p", "seed", "stop"})
+OF_GIVEN = frozenset({"prompt", "echo", "logprobs", "max_tokens", "temperature"})
 LIMITS = ("max_completion_tokens", "max_tokens")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # of other keys, what asks for nothing
     "n": (1,),
@@ -38,6 +45,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # of other keys, what asks for nothi
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
     "logit_bias": ({},),
 }
+AT_ECHO = {"logprobs": 0, "max_tokens": 0, "temperature": 1}  # what a prompt is scored with
 FINISHES = {StopReason.STOP: "stop", StopReason.END: "stop", StopReason.LENGTH: "length"}
 Body = Mapping[str, Any]
 
@@ -61,6 +69,7 @@ class Answered:
     finish: str
     prompt_tokens: int
     completion_tokens: int
+    logprobs: Mapping[str, Any] | None = None  # of the prompt's tokens
 
 
 def routes(policy: Policy) -> list[Route]:
@@ -71,10 +80,10 @@ def routes(policy: Policy) -> list[Route]:
         return JSONResponse({"object": "list", "data": [shown]})
 
     async def chat(request: Request) -> JSONResponse:
-        return await _answer(policy, request, _chat_prompt, _chat)
+        return await _answer(policy, request, partial(_answered, prompt_of=_chat_prompt), _chat)
 
     async def text(request: Request) -> JSONResponse:
-        return await _answer(policy, request, _text_prompt, _completion)
+        return await _answer(policy, request, _text, _completion)
 
     return [
         Route("/v1/models", models),
@@ -86,13 +95,13 @@ def routes(policy: Policy) -> list[Route]:
 async def _answer(
     policy: Policy,
     request: Request,
-    prompt_of: Callable[[Any, Body], str],
+    compute: Callable[[Policy, Body], Answered],
     written: Callable[[Answered], dict[str, Any]],
 ) -> JSONResponse:
     """Answer a request; one that cannot be is refused with 400 and the reason."""
     try:
         body = await request.json()
-        answered = await run_in_threadpool(_answered, policy, body, prompt_of)
+        answered = await run_in_threadpool(compute, policy, body)
     except (ValueError, TypeError, KeyError) as error:
         reason = str(error) if isinstance(error, ValueError) else f"not understood: {error!r}"
         told = {"message": reason, "type": "invalid_request_error", "code": 400}
@@ -117,8 +126,9 @@ def _chat(answered: Answered) -> dict[str, Any]:
 
 
 def _completion(answered: Answered) -> dict[str, Any]:
-    choice = {"index": 0, "text": answered.text, "finish_reason": answered.finish, "logprobs": None}
-    return {"object": "text_completion", "choices": [choice]}
+    choice = {"index": 0, "text": answered.text, "finish_reason": answered.finish}
+    choices = [{**choice, "logprobs": answered.logprobs}]
+    return {"object": "text_completion", "choices": choices}
 
 
 def _chat_prompt(tokenizer: Any, body: Body) -> str:
@@ -150,9 +160,44 @@ def _text_prompt(_: Any, body: Body) -> str:
     return prompt
 
 
+def _text(policy: Policy, body: Body) -> Answered:
+    return _scored(policy, body) if body.get("echo") else _answered(policy, body, _text_prompt)
+
+
+def _scored(policy: Policy, body: Body) -> Answered:
+    """Return a prompt with the log-probabilities of its tokens, at temperature 1."""
+    _check(body, OF_GIVEN)
+    if any(body.get(key) != number for key, number in AT_ECHO.items()):
+        raise ValueError(f"echo: write {', '.join(f'{key} {n}' for key, n in AT_ECHO.items())}")
+    with policy.lock:
+        engine, tokenizer = policy.engine, policy.engine.tokenizer
+        ids = token_ids.of(engine.model)
+        tokens = _given(body["prompt"], tokenizer, ids, most_positions(engine.model.config))
+        row = torch.tensor([tokens], device=engine.model.device)
+        with torch.no_grad():
+            logits = engine.model(input_ids=row, use_cache=False).logits[0, :-1]
+        logprobs = ids.only(logits).float().log_softmax(-1).gather(1, row[0, 1:, None])[:, 0]
+    texts = tokenizer.batch_decode([[token] for token in tokens])
+    said = {"tokens": texts, "token_logprobs": [None, *logprobs.tolist()], "top_logprobs": None}
+    return Answered("".join(texts), "length", len(tokens), 0, said)
+
+
+def _given(prompt: Any, tokenizer: Any, ids: TokenIds, positions: int | None) -> list[int]:
+    """Return the tokens of a prompt, a text or ids. Raises ValueError for any other."""
+    if isinstance(prompt, str):
+        prompt = tokenizer.encode(prompt, add_special_tokens=False)
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError("prompt: write one text, or the ids of its tokens")
+    if unknown := [token for token in prompt if type(token) is not int or token not in ids]:
+        raise ValueError(f"prompt: {unknown[0]!r} is not the id of a token")
+    if positions is not None and len(prompt) > positions:
+        raise ValueError(f"the prompt has {len(prompt)} tokens, and the policy {positions}")
+    return prompt
+
+
 def _answered(policy: Policy, body: Body, prompt_of: Callable[[Any, Body], str]) -> Answered:
     """Sample an answer. Raises ValueError, KeyError or TypeError for what cannot be asked."""
-    _check(body)
+    _check(body, READ | {*LIMITS})
     with policy.lock:
         engine, tokenizer = policy.engine, policy.engine.tokenizer
         text = prompt_of(tokenizer, body)
@@ -176,9 +221,9 @@ def _sampled(
     return Answered(text[: min(ends, default=len(text))], finish, len(tokens), len(sample.tokens))
 
 
-def _check(body: Body) -> None:
+def _check(body: Body, read: AbstractSet[str]) -> None:
     """Raise ValueError for keys that would change the answer, and are not read."""
-    known = IGNORED | READ | {*LIMITS}
+    known = IGNORED | read
     unread = [
         f"{key}: this server does not read it"
         for key, value in body.items()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from params.schema.chat import ChatBudget, ChatEndpoint, ChatLimits
-from tasks.chat import FOLDER, endpoint, open_chat
+from tasks.chat import FOLDER, attempts, endpoint, open_chat
 from tasks.chat.contract import ChatRequest
 from tasks.trees.tree import Message
 from tests.chat_server import Response, open_chat_server, refused, said
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
     monkeypatch.setenv(FOLDER, str(tmp_path / "chat"))
     return tmp_path / "chat"
 
@@ -92,7 +92,7 @@ MALFORMED = ("a page", "no choices", "no text", "empty", "deep", "deep within")
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_retried_as_often_as_set(fault, monkeypatch):
-    monkeypatch.setattr(endpoint, "ANSWER_BYTES", 2000)
+    monkeypatch.setattr(attempts, "ANSWER_BYTES", 2000)
 
     def script(asked, number):
         return FAULTS[fault] if number < 2 else echo(asked, number)
@@ -208,7 +208,7 @@ def test_server_that_restarts(folder):
     """Requests that meet no server are asked again when it is back."""
     with open_chat_server(echo) as server:
         port = int(server.url.split(":")[2].split("/")[0])
-    endpoint.FIRST_WAIT = 0.1  # set back by the fixture
+    attempts.FIRST_WAIT = 0.1  # set back by the fixture
     found = []
     there = ChatEndpoint(kind="endpoint", url=server.url, name="small", key_variable=None)
     with open_chat([there], limits(retries=6), "judge", "a") as [model]:

@@ -1,10 +1,12 @@
 """The teacher's folder: where its files come from, and whether its tokens are the policy's."""
 
+import json
 import shutil
 
 import pytest
 
-from params.schema.teacher import PretrainedTeacher, RunTeacher
+from params.schema.teacher import PretrainedTeacher, RunTeacher, ServerTeacher
+from tasks.ledger import keys
 from tasks.policy import load_model, teacher
 from tests.sections import MACHINE
 
@@ -58,3 +60,16 @@ def test_tokens_of_another_family_are_refused(tmp_path, kept, tokenizer):
     (tmp_path / "other" / "tokenizer.json").write_text(text.replace(f'"{token}"', '"<|other|>"'))
     with pytest.raises(ValueError, match=r"another tokenizer .* lacks 1 tokens, the first"):
         teacher.check_tokens(tmp_path / "other", kept)
+
+
+def test_a_server_has_no_files_here_and_only_its_name_counts(tmp_path):
+    server = ServerTeacher(kind="server", url="http://127.0.0.1:8000/v1", name="big")
+    teacher.write(tmp_path / "teacher", server, refuse)
+    assert json.loads((tmp_path / "teacher" / "teacher.json").read_text()) == {
+        "kind": "server",
+        "name": "big",
+    }
+    assert teacher.of(tmp_path / "teacher", server) is server
+    assert teacher.of(tmp_path / "teacher", None) is None
+    elsewhere = server.model_copy(update={"url": "http://127.0.0.1:9/v1", "retries": 1})
+    assert keys.identity(elsewhere) == keys.identity(server)

@@ -99,3 +99,43 @@ def test_neutral_values_are_no_fault_and_the_model_has_its_folder_as_a_name(clie
     neutral = {"n": 1, "stream": False, "tools": [], "logit_bias": None, "user": "me"}
     assert chat(client, **neutral).status_code == 200
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["models/tiny"]
+
+
+GIVEN = {"echo": True, "logprobs": 0, "max_tokens": 0, "temperature": 1}
+
+
+def test_given_tokens_are_scored_as_by_plain_transformers(client, policy, tokenizer):
+    ids = tokenizer.encode("Who wrote it?", add_special_tokens=False)
+    (choice,) = client.post(TEXTS, json={**GIVEN, "prompt": ids}).json()["choices"]
+    with torch.no_grad():
+        logits = policy(torch.tensor([ids])).logits[0, :-1]
+    expected = logits[:, : len(tokenizer)].log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])
+    first, *rest = choice["logprobs"]["token_logprobs"]
+    assert first is None and rest == pytest.approx(expected[:, 0].tolist(), abs=1e-5)
+    assert choice["logprobs"]["tokens"] == [tokenizer.decode([token]) for token in ids]
+    text = client.post(TEXTS, json={**GIVEN, "prompt": "Who wrote it?"}).json()
+    assert text["choices"] == [choice]
+    assert text["usage"] == {
+        "prompt_tokens": len(ids),
+        "completion_tokens": 0,
+        "total_tokens": len(ids),
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "fault"),
+    [
+        ({"prompt": []}, "write one text, or the ids"),
+        ({"prompt": [1, 2.5]}, "2.5 is not the id of a token"),
+        ({"prompt": [1, 10**6]}, "1000000 is not the id"),
+        ({"prompt": [1] * (POSITIONS + 1)}, f"{POSITIONS + 1} tokens"),
+        ({"prompt": [1], "max_tokens": 4}, "echo: write logprobs 0, max_tokens 0, temperature 1"),
+        ({"prompt": [1], "temperature": 0.5}, "temperature 1"),
+        ({"prompt": [1], "logprobs": 5}, "logprobs 0"),
+        ({"prompt": [1], "top_p": 0.5}, "top_p: this server does not read it"),
+    ],
+)
+def test_other_requests_of_scores_are_refused(client, asked, fault):
+    answer = client.post(TEXTS, json={**GIVEN, **asked})
+    assert answer.status_code == 400
+    assert fault in answer.json()["error"]["message"]
