@@ -35,7 +35,6 @@ from flows.runs.dvc_command import INTERRUPTED, RUN
 from flows.runs.first_difference import StageDifference
 from flows.tracking import store
 from params.run_folders import RunFolders
-from tasks.chat.teacher_scores import SCORES
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
 from tasks.trees.words import printable
@@ -130,6 +129,8 @@ def stored_trees(before: Path, recipe: str) -> dict[str, str]:
 
 def recorded(before: Path, recipe: str) -> dict[str, str]:
     """Return where the new run finds what tools, judges and a teacher's server have answered."""
+    from tasks.chat.teacher_scores import SCORES  # with pyarrow
+
     data = before / "data" / recipe
     names = (CALLS, SCORES)
     return {REPLAYED: str(data)} if any(file.name in names for file in data.rglob("*")) else {}
