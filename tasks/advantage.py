@@ -138,6 +138,7 @@ def advantage(step: SubStep, inputs: AdvantageInputs, *, learners: Learners = HE
         },
         "seconds": {"advantage": time.perf_counter() - began},
         "state_groups": sizes,  # a metric for each size would be too many
+        "surplus": _surplus(scored, kept, inputs.algorithm),
     }
 
 
@@ -203,6 +204,17 @@ def _filtered(
     if algorithm.group_filter == "none":
         return groups
     return [entry for entry in groups if entry.has_spread][:size]
+
+
+def _surplus(
+    scored: Sequence[RewardedTree], kept: Sequence[RewardedTree], algorithm: Algorithm
+) -> list[str]:
+    """Return the questions whose groups the next iteration takes, as the algorithm chooses."""
+    if algorithm.surplus == "wasted":
+        return []
+    used = {id(entry) for entry in kept}
+    useful = _filtered(scored, algorithm, len(scored))
+    return [entry.tree.question.id for entry in useful if id(entry) not in used]
 
 
 def _values(
@@ -398,7 +410,8 @@ def _metrics(
     }
     if algorithm.group_filter != "none":
         spread = sum(entry.has_spread for entry in scored)
-        metrics["groups_wasted"] = (spread - len(kept)) / len(scored)  # paid for, and not needed
+        left = "groups_wasted" if algorithm.surplus == "wasted" else "groups_carried"
+        metrics[left] = (spread - len(kept)) / len(scored)  # paid for, and not needed here
     if (key := _state_key(algorithm)) and groups:
         metrics |= steps.state_sharing(groups, key)
     if algorithm.critic and learned:

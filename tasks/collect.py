@@ -39,15 +39,15 @@ Iteration = Mapping[str, Sequence[Artifact]]  # TABLES: name -> those of its bat
 Metrics = Mapping[str, Sequence[Mapping[str, float]]]  # CURVE: verb -> those of its batches
 TREES = ("questions", "nodes", "leaves", "decisions")
 STEPS = "steps"  # of trees; only environments with a state have it
-TABLES = {  # of an iteration: name -> the verb that makes it; not each is made in every run
-    "trees": "rollout",
-    "estimates": "estimate",
-    "rewards": "reward",
-    "parts": "reward",
-    "verdicts": "reward",
-    "advantages": "advantage",
-    "teacher": "advantage",
-    "tokens": "update",
+TABLES = {  # of an iteration: name -> the verbs that make it; not each is made in every run
+    "trees": ("carry", "rollout"),
+    "estimates": ("estimate",),
+    "rewards": ("carry", "reward"),
+    "parts": ("carry", "reward"),
+    "verdicts": ("reward",),
+    "advantages": ("advantage",),
+    "teacher": ("advantage",),
+    "tokens": ("update",),
 }
 FINISHED = {Outcome.ANSWER, Outcome.TERMINATED, Outcome.TRUNCATED}  # no failed rollouts
 CURVE = ("reward", "rollout", "advantage", "update")  # whose metrics make up the learning curve

@@ -337,6 +337,7 @@ class Algorithm(Frozen):
     clip: ClipRange | None
     averaging: Literal["token_mean", "sequence_mean", "unit_mean", "constant_length"]
     group_filter: Literal["none", "spread"] = "none"
+    surplus: Literal["wasted", "next"] = "wasted"  # what becomes of groups that it did not need
     overlong: Overlong | None = None
     kl: Kl | None = None
     critic: Critic | None = None
@@ -391,6 +392,16 @@ class Algorithm(Frozen):
                 estimator == "none" and self.teacher is None,
                 "the estimator none gives no advantage, and teacher is null: nothing is learned; "
                 "choose an estimator, or write the section teacher",
+            ),
+            (
+                self.surplus == "next" and self.group_filter == "none",
+                "surplus is next, and without a group_filter no group is left over: set it to "
+                "wasted, or group_filter to spread",
+            ),
+            (
+                self.surplus == "next" and self.ratio == "none",
+                "surplus is next, so an earlier policy's groups are learned from, and ratio is "
+                "none, which corrects nothing: set surplus to wasted, or choose a ratio",
             ),
             (needs_critic and not has_critic, "the estimator gae needs the section critic"),
             (

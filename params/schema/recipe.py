@@ -267,6 +267,16 @@ def _misfits(recipe: Recipe, row: Algorithm) -> list[tuple[bool, str]]:
             "that would have begun them are gone: set turns_per_policy to null, or choose a row "
             "with the group_filter none",
         ),
+        (
+            row.surplus == "next" and section.ahead > 0,
+            f"has surplus next, and with reinforce.ahead {section.ahead} the next batch is sampled "
+            "before it is known what is left over: set ahead to 0, or surplus to wasted",
+        ),
+        (
+            row.surplus == "next" and learned is not None,
+            "has surplus next, and the reward model, which estimates each batch by itself, has no "
+            "estimates of groups that are carried on: set surplus to wasted",
+        ),
     ]
 
 

@@ -15,7 +15,7 @@ from tasks.ledger.artifacts import Artifact
 from tasks.ledger.substeps import SubStep
 from tasks.policy.parallel import with_threads
 from tasks.training.agents import Agents
-from tasks.training.sampling import EMPTY, PartialBatch, ScoredBatch, sample, sample_part
+from tasks.training.sampling import EMPTY, NONE_LEFT, PartialBatch, ScoredBatch, sample, sample_part
 from tasks.training.setup import Training
 
 
@@ -65,6 +65,7 @@ class Batches:
         self.consumed = 0
         self.due: dict[str, int] = {}  # with a curriculum: question -> pass that may ask it again
         self.begun: dict[int, PartialBatch] = {}
+        self.surplus = NONE_LEFT  # of the iteration that has learned last
 
     def begin(self, iteration: int, agents: Agents) -> None:
         """Have the batches sampled whose policy an iteration begins with."""
@@ -83,7 +84,7 @@ class Batches:
     def _sample(self, batch: int, agents: Agents, before: Future[Any] | None) -> ScoredBatch:
         """Sample a batch to its end."""
         step, begun = self._go_on(batch, before)
-        scored = sample(self.training, step, agents, self.consumed, begun, self.due)
+        scored = sample(self.training, step, agents, self.consumed, begun, self.due, self.surplus)
         self.consumed = scored.consumed
         self.due.update(scored.due)
         return scored
@@ -106,8 +107,10 @@ class Batches:
         return self.waiting.pop(iteration).result()
 
     def samplers(self, iteration: int) -> list[Artifact]:
-        """Return the policies so far that sample the batches from an iteration's on."""
-        return self.policies[max(0, iteration - self.training.recipe.reinforce.ahead) :]
+        """Return the policies so far that sample what the iterations from one on learn from."""
+        ahead = self.training.recipe.reinforce.ahead
+        before = max(ahead, self.training.algorithm.surplus == "next")  # which had what is carried
+        return self.policies[max(0, iteration - before) :]
 
     def wait(self) -> None:
         """Return when all batches that have begun are there."""

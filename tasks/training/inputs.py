@@ -164,8 +164,9 @@ def tables_of(iteration: Iteration) -> dict[str, list[Artifact]]:
     return {
         name: [
             artifacts.output(record, name)
+            for verb in verbs
             for record in iteration.get(verb, ())
             if name in record["artifacts"]
         ]
-        for name, verb in TABLES.items()
+        for name, verbs in TABLES.items()
     }

@@ -10,7 +10,7 @@ from tasks.trees import validation
 from tasks.trees.validation import Validated
 
 # verb -> records of its calls; "validation", where it was asked -> those of the policies' exams;
-# "rollout_part", where several policies share a rollout
+# "rollout_part", where several policies share a rollout; "carry", where groups were left over
 Iteration = Mapping[str, Sequence[Record]]
 
 
@@ -34,5 +34,6 @@ def in_order(iteration: Iteration) -> list[Record]:
         {**record, "attempt": attempt} for attempt, batch in enumerate(batches) for record in batch
     ]
     exams, parts = iteration.get("validation", ()), iteration.get("rollout_part", ())
+    carried = iteration.get("carry", ())
     learned = [*iteration["advantage"], *iteration["update"], *iteration.get("reward_model", ())]
-    return [*parts, *sampled, *learned, *exams]
+    return [*parts, *sampled, *carried, *learned, *exams]

@@ -23,7 +23,7 @@ from tasks.training.batches import Batches, sampling_thread
 from tasks.training.inputs import advantage_inputs, update_inputs
 from tasks.training.iteration import Iteration
 from tasks.training.learned_reward import LearnedReward
-from tasks.training.sampling import ScoredBatch
+from tasks.training.sampling import ScoredBatch, surplus_of
 from tasks.training.setup import Training
 from tasks.training.validating import best_so_far, is_due, validate
 from tasks.trees import validation
@@ -59,6 +59,7 @@ def train(training: Training) -> Generator[Iteration, None, None]:
             done = learn(training, step, agents, scored, [*needed, *batches.samplers(number)])
             if record := rewarding.learn(step, agents, scored):
                 done = {**done, "reward_model": [record]}
+            batches.surplus = surplus_of(scored, agents, done["advantage"][0])
             agents = agents.after(done, training.algorithm)
             if is_due(training, number + 1) or number + 1 == training.iterations:
                 batches.wait()  # an engine may hold one policy at a time

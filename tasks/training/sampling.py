@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from params.schema.algorithms import MOST_BATCHES
 from params.schema.base import Machine
+from tasks.carry import CarryInputs, carry
 from tasks.estimate import estimate
 from tasks.evaluation.exam import judges_of
 from tasks.learning.replay import ScoredTrees
@@ -35,6 +36,7 @@ class ScoredBatch:
     rollouts: list[Record]
     estimates: list[Record]  # of the reward model, where there is one
     rewards: list[Record]
+    carried: list[Record]  # what was left over of the iteration before, which is learned from first
     consumed: int  # questions so far, this iteration's included
     # with a curriculum: its questions -> the first pass over all that may ask them again
     due: Mapping[str, int] = field(default_factory=dict)
@@ -42,13 +44,14 @@ class ScoredBatch:
     @property
     def scored_trees(self) -> list[ScoredTrees]:
         """Return the trees of each batch with their rewards."""
+        trees = [*self.carried, *self.rollouts]
         return [
             ScoredTrees(
-                artifacts.output(rolled_out, "trees"),
+                artifacts.output(grown, "trees"),
                 artifacts.output(rewarded, "rewards"),
                 artifacts.output(rewarded, "parts"),
             )
-            for rolled_out, rewarded in zip(self.rollouts, self.rewards, strict=True)
+            for grown, rewarded in zip(trees, [*self.carried, *self.rewards], strict=True)
         ]
 
     def records(self) -> dict[str, list[Record]]:
@@ -58,6 +61,7 @@ class ScoredBatch:
             "reward": self.rewards,
             "rollout_part": self.parts,
             "estimate": self.estimates,
+            "carry": self.carried,
         }
         return {verb: records for verb, records in called.items() if records}
 
@@ -75,7 +79,17 @@ class PartialBatch:
         return artifacts.output(self.parts[-1], "part") if self.parts else None
 
 
+@dataclass(frozen=True)
+class Surplus:
+    """Groups that an iteration has sampled and not needed: among which trees, and by whom."""
+
+    batches: Sequence[ScoredTrees] = ()
+    questions: tuple[str, ...] = ()
+    samplers: Mapping[int, Artifact] = field(default_factory=dict)
+
+
 EMPTY = PartialBatch({}, [])
+NONE_LEFT = Surplus()
 NOTHING_RESTS: Mapping[str, int] = MappingProxyType({})
 
 
@@ -86,14 +100,16 @@ def sample(
     consumed: int,
     begun: PartialBatch = EMPTY,
     due: Mapping[str, int] = NOTHING_RESTS,
+    surplus: Surplus = NONE_LEFT,
 ) -> ScoredBatch:
     """Roll out and score a batch; with a group filter, more until enough groups have a spread.
 
     ``consumed``: questions that earlier iterations have taken, with a curriculum the place in the
     passes. ``begun``: what is there of the batch. ``due``: the curriculum's, of earlier batches.
+    ``surplus``: of the iteration before; where its questions are asked again, the new group counts.
     """
     curriculum = training.recipe.reinforce.curriculum
-    chosen = Chosen(place=consumed)
+    chosen, left = Chosen(place=consumed), surplus.questions
     passes: dict[str, int] = {}
     rollouts: list[Record] = []
     estimates: list[Record] = []
@@ -113,16 +129,37 @@ def sample(
         estimated, rewarded = _score(training, step, agents, rolled_out)
         estimates += [estimated] if estimated else []
         rewards.append(rewarded)
-        if is_enough(training, rewards) or not rolled_out["another_batch"]:
+        left = tuple(one for one in left if one not in rolled_out["questions"])
+        if is_enough(training, rewards, len(left)) or not rolled_out["another_batch"]:
             break
-    samplers = {**begun.samplers, agents.steps: agents.policy}
+    carried = [carry(step, _carry_inputs(surplus, left))] if left else []
+    earlier = surplus.samplers if left else {}
+    samplers = {**begun.samplers, **earlier, agents.steps: agents.policy}
+    records = (begun.parts, rollouts, estimates, rewards, carried)
     if curriculum is None:
         consumed += len(rollouts) * training.recipe.reinforce.questions
-        return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, consumed)
+        return ScoredBatch(samplers, *records, consumed)
     alike = {question for record in rewards for question in record.get("without_spread", ())}
-    rested = due_after(passes, alike, curriculum.rest)
-    place = chosen.place
-    return ScoredBatch(samplers, begun.parts, rollouts, estimates, rewards, place, rested)
+    return ScoredBatch(samplers, *records, chosen.place, due_after(passes, alike, curriculum.rest))
+
+
+def surplus_of(scored: ScoredBatch, agents: Agents, credited: Record) -> Surplus:
+    """Return what an iteration leaves over: groups of its own batches that it did not need.
+
+    ``agents`` have sampled it; ``credited`` is the record of its advantages.
+    """
+    samplers = {agents.steps: agents.policy}
+    return Surplus(scored.scored_trees, tuple(credited["surplus"]), samplers)
+
+
+def _carry_inputs(surplus: Surplus, questions: tuple[str, ...]) -> CarryInputs:
+    batches = surplus.batches
+    return CarryInputs(
+        [batch.trees for batch in batches],
+        [batch.rewards for batch in batches],
+        [batch.parts for batch in batches if batch.parts],
+        questions,
+    )
 
 
 def _score(
@@ -150,13 +187,13 @@ def _next(
     return choose(ids, step.seed, place, size, due, asked)
 
 
-def is_enough(training: Training, rewards: list[Record]) -> bool:
-    """Return whether an iteration needs no further batch.
+def is_enough(training: Training, rewards: list[Record], carried: int = 0) -> bool:
+    """Return whether an iteration needs no further batch; ``carried``: groups of the one before.
 
     With a group filter it goes on until as many groups have a spread as it takes questions, as in
     DAPO (arXiv 2503.14476, section 3.2).
     """
-    spread = sum(record["groups_with_spread"] for record in rewards)
+    spread = carried + sum(record["groups_with_spread"] for record in rewards)
     enough = training.recipe.reinforce.questions
     return training.algorithm.group_filter == "none" or spread >= enough
 

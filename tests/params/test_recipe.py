@@ -756,6 +756,17 @@ def test_weights_are_of_parts_that_the_reward_has(loaded, monkeypatch):
         schema.algorithm_of(with_reinforce(loaded["tiny"], algorithm="gdpo"))
 
 
+def test_what_is_left_over_is_known_and_has_estimates(loaded, monkeypatch):
+    rows = {"mine": load_algorithms()["dapo"].model_copy(update={"surplus": "next"})}
+    monkeypatch.setattr(schema, "load_algorithms", lambda folder: rows)
+    assert schema.algorithm_of(with_reinforce(loaded["tiny"], algorithm="mine"))
+    with pytest.raises(ValueError, match="set ahead to 0, or surplus to wasted"):
+        schema.algorithm_of(with_reinforce(loaded["tiny"], algorithm="mine", ahead=2))
+    learned, parts = loaded["tiny-reward-model"], loaded["tiny"].reinforce.reward
+    with pytest.raises(ValueError, match="estimates of groups that are carried"):
+        schema.algorithm_of(with_reinforce(learned, algorithm="mine", reward=parts))
+
+
 def test_a_server_teaches_at_temperature_1(loaded):
     server = {"kind": "server", "url": "http://127.0.0.1:8000/v1", "name": "a"}
     taught = with_reinforce(check(teacher=server), algorithm="distil")

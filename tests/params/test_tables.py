@@ -138,6 +138,11 @@ def test_faulty_benchmark_is_refused(changes, parts):
 # ---------------------------------------------------------------- algorithms
 
 IMPOSSIBLE = [
+    ({"surplus": "next"}, ["no group is left over", "set it to wasted, or group_filter to spread"]),
+    (
+        {"surplus": "next", "group_filter": "spread", "ratio": "none", "clip": None},
+        ["an earlier policy's groups", "set surplus to wasted, or choose a ratio"],
+    ),
     # what one choice asks of another
     ({"critic": CRITIC}, ["critic is given", "group_relative uses none", "set critic to null"]),
     ({"estimator": "tree_value", "critic": CRITIC}, ["tree_value uses none", "critic to null"]),

@@ -131,6 +131,7 @@ TABLE = {
 IMPORTANCE = {"dppo": Importance(None, 2.0)}  # of rows that have no token weight up to 2
 UNLESS_GIVEN = {
     "group_filter": "none",
+    "surplus": "wasted",
     "overlong": None,
     "kl": None,
     "critic": None,

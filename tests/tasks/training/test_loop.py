@@ -7,6 +7,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,63 @@ def test_no_iteration_asks_again_what_further_batches_have_asked(start, monkeypa
         question for entry in done for batch in asked(entry["rollout"]) for question in batch
     ]
     assert len(questions) == len(set(questions)) == 2 * 2 * 3
+
+
+def killed(*_):
+    raise KeyboardInterrupt
+
+
+def left_over(done):
+    """What each iteration leaves to the next one."""
+    return [entry["advantage"][0]["surplus"] for entry in done]
+
+
+def test_groups_that_are_left_over_are_learned_from_first(start, scores_differ, monkeypatch):
+    """By the policy that sampled them, and an iteration that has them samples less."""
+    row = BY_LENGTH.model_copy(update={"surplus": "next"})
+    cold_start, given = Artifact.at(Path("policy")), start(60)
+    training = Training(STEP, recipe(5), row, cold_start, **given)
+    done = trained(training, 4)
+    assert any(left_over(done)[:2]), "so that a later iteration shows it"
+    policies = [cold_start.digest]
+    policies += [entry["update"][0]["artifacts"]["policy"]["digest"] for entry in done]
+    for number, (before, entry) in enumerate(pairwise(done), start=1):
+        left = before["advantage"][0]["surplus"]
+        assert [q for record in entry.get("carry", ()) for q in record["questions"]] == left
+        learned = entry["update"][0]["questions"]
+        assert learned[: len(left)] == left and len(learned) == 5
+        spread = [record["groups_with_spread"] for record in entry["reward"]]
+        assert len(left) + sum(spread) >= 5 > len(left) + sum(spread[:-1])
+        samplers = json.loads(entry["update"][0]["inputs"]["samplers"]).values()
+        assert [*samplers] == policies[number - bool(left) : number + 1]
+        rows = read_rows(Path(artifacts.output(entry["update"][0], "tokens").path))
+        assert np.abs(np.concatenate([row["logprob_gap"] for row in rows])).max() < 1e-4
+        share = entry["advantage"][0]["metrics"]["groups_carried"]
+        groups = len(left) + sum(len(record["questions"]) for record in entry["rollout"])
+        assert share == pytest.approx(len(entry["advantage"][0]["surplus"]) / groups)
+    inputs = collect_inputs(training, done)
+    publish_collected(inputs, collect(STEP, inputs), Path("data/toy"))
+    number = next(i for i, left in enumerate(left_over(done)) if left) + 1
+    questions = {tree.question.id for tree in load_trees(Path("data/toy/trees"), number)}
+    assert questions >= set(left_over(done)[number - 1])
+    resident.POLICIES.clear()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        shutil.rmtree(STEP.folder)
+        patched.setattr(sampling, "carry", killed)
+        trained(training, 4)
+    resident.POLICIES.clear()
+    assert everything(trained(training, 4)) == everything(done)
+
+
+def test_a_group_that_is_asked_again_counts_anew(start, scores_differ):
+    """With as many questions as an iteration takes, what is left over is always asked again."""
+    row = BY_LENGTH.model_copy(update={"surplus": "next"})
+    training = Training(STEP, recipe(3), row, Artifact.at(Path("policy")), **start(4))
+    done = trained(training, 4)
+    for entry in done:
+        records = [*entry.get("carry", ()), *entry["rollout"]]
+        questions = [question for record in records for question in record["questions"]]
+        assert len(questions) == len(set(questions))
 
 
 @pytest.mark.parametrize("name", ROWS)
