@@ -22,6 +22,7 @@ from flows.host import disk, gpu_cards, gpu_memory, gpu_seconds, model_shape, re
 from flows.host.gpu_cards import CARDS, GIB, NETWORKS, Card
 from flows.host.gpu_memory import Memory
 from flows.host.gpu_seconds import Seconds
+from flows.host.memory_shortage import main_memory
 from flows.host.model_shape import Shape
 from flows.host.proposals import Proposal, proposals
 from flows.host.remedies import Remedy
@@ -42,6 +43,9 @@ class Planned:
     row: Algorithm
     config: Any
     shape: Shape
+
+
+LIBRARIES = "Python, its libraries and the processes around need 1.5 to 2.5 GiB more"
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def report(planned: Planned, answers: Sequence[Fit]) -> str:
         [
             *_model(planned),
             *_parts(answers[-1].memory),
+            *_here(planned, answers[-1].memory),
             *_cards(answers),
             *_tokens(planned),
             *_disk(planned),
@@ -159,6 +164,16 @@ def _parts(memory: Memory) -> list[str]:
         lines.append(f"  {title:<34}{_gib(sum(parts.values())):>8}")
         lines += [f"    {part:<32}{_gib(size):>8}" for part, size in parts.items()]
     return lines
+
+
+def _here(planned: Planned, memory: Memory) -> list[str]:
+    """Format what the same takes of main memory, where the processor computes."""
+    if planned.recipe.machine.device != "cpu":
+        return []
+    phases = ", ".join(f"{phase} {_gib(size)}" for phase, size in memory.phases().items())
+    there = main_memory()
+    of = f" of {_gib(there)} GiB" if there else " GiB"
+    return ["", f"main memory here: {phases}{of}; {LIBRARIES}"]
 
 
 def _cards(answers: Sequence[Fit]) -> list[str]:

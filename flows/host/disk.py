@@ -231,6 +231,8 @@ def held(name: str, stage: str) -> int:
 
 
 def _gib(size: float) -> str:
-    """Format bytes as GiB with two significant digits: 0.0012, 3.4, 120."""
-    digits = max(0, 1 - math.floor(math.log10(max(size, 1) / GIB)))
+    """Format bytes as GiB with two significant digits: 0, 0.0012, 3.4, 120."""
+    if size < 1:
+        return "0"
+    digits = max(0, 1 - math.floor(math.log10(size / GIB)))
     return f"{size / GIB:.{min(digits, 6)}f}"

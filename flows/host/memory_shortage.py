@@ -121,6 +121,16 @@ def _state() -> str:
     return ", ".join(facts) or "how much there is cannot be read"
 
 
+def main_memory() -> int | None:
+    """Return the bytes of main memory that this machine or its container has; None: unknown."""
+    found = []
+    with suppress(OSError, ValueError, KeyError):
+        found.append(_sizes(Path("/proc/meminfo"))["MemTotal"])
+    with suppress(OSError, ValueError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(found, default=None)
+
+
 def _sizes(file: Path) -> dict[str, int]:
     """Return the sizes in bytes that a file such as /proc/meminfo lists in kB."""
     lines = (line.partition(":") for line in file.read_text().splitlines())

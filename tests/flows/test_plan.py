@@ -95,7 +95,7 @@ def test_disk_is_that_of_the_check_before_a_run(capsys):
     total = sum(need.lasting for need in needs) + max(need.passing for need in needs)
     assert f"disk, at most: {total / GIB:.1f} GiB" in text
     assert "keep.weights_every 20, optimizer_last 2" in text
-    assert "machine.device is cpu" in text
+    assert "machine.device is cpu" in text and "main memory here: update" in text
 
 
 def test_advice_written_into_the_recipe_fits(capsys, checkout):
