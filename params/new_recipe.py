@@ -105,7 +105,7 @@ def _world(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the setting of the base's world that stands first, or where worlds are explained."""
     for world, settings in (values.get("environment") or {}).items():
         first = {key: settings[key] for key in list(settings)[:1]}
-        yield f"# environment: {{{_key(world)}: {_flow(first, tuple(first))}}}"
+        yield f"# environment: {{{_scalar(world)}: {_flow(first, tuple(first))}}}"
         return
     yield "# (a world that the agent acts in: docs/own-environment.md)"
 
