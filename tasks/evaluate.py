@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from params.schema.evaluate import Evaluate
+from params.schema.verdict import Verdict
 from tasks.ledger import substeps
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
@@ -59,6 +60,7 @@ class EvaluateInputs:
     cold_start: Artifact
     trained: Artifact
     settings: Evaluate
+    verdict: Verdict  # whose intervals differences have
     panel: Mapping[str, Any]  # what they were asked: panels.summary
     champion: Artifact | None = None
 
@@ -69,13 +71,13 @@ def evaluate(step: SubStep, inputs: EvaluateInputs) -> Record:
 
     Artifacts ``answers`` (a row an answer), ``metrics`` (JSON) and ``table`` (Markdown, with the
     paired differences), each with the panel. Intervals are 95 % percentile bootstrap over
-    questions.
+    questions; those of differences are the verdict's.
     """
     rewards = zip(AGENTS, (inputs.cold_start, inputs.trained, inputs.champion), strict=True)
     tables = {agent: pq.read_table(artifact.path) for agent, artifact in rewards if artifact}
     answers = {agent: table.to_pylist() for agent, table in tables.items()}
     rows = compare(answers, inputs.settings.bootstrap, step.seed)
-    paired = differences(answers, inputs.settings.bootstrap, step.seed)
+    paired = differences(answers, inputs.verdict, step.seed)
     labelled = [
         table.add_column(0, "agent", pa.array([agent] * len(table)))
         for agent, table in tables.items()
@@ -213,11 +215,12 @@ def by_question(rows: Rows) -> dict[str, Rows]:
     return rows_by_question
 
 
-def differences(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[Row]:
+def differences(answers: Mapping[str, Rows], settings: Verdict, seed: int) -> list[Row]:
     """Return how far the trained policy is above each other agent, paired by question.
 
     A row has measure ("success", and "score" where it is graded), set ("" for all), against,
-    questions, mean, low and high (95 % bootstrap), and p (paired permutation test, two-sided).
+    questions, mean, low and high (the verdict's bootstrap), and p (paired permutation test,
+    two-sided, whose permutations ``seed`` draws).
     Rows of sets, where there are several, also have p_holm: p adjusted for their number.
     """
     rows = []
@@ -225,7 +228,7 @@ def differences(answers: Mapping[str, Rows], resamples: int, seed: int) -> list[
     for name, value, _ in measures(answers):
         for against in (agent for agent in by_agent if agent != CANDIDATE):
             if name in TESTED and (
-                paired_rows := _paired(by_agent, value, against, resamples, seed)
+                paired_rows := _paired(by_agent, value, against, settings, seed)
             ):
                 rows += [{"measure": name, "against": against, **row} for row in paired_rows]
     return rows
@@ -235,7 +238,7 @@ def _paired(
     by_agent: Mapping[str, Mapping[str, Rows]],
     value: OfQuestion,
     against: str,
-    resamples: int,
+    settings: Verdict,
     seed: int,
 ) -> list[Row]:
     """Return the rows of one measure and one other agent: all questions, then each set."""
@@ -249,7 +252,7 @@ def _paired(
     tested: list[Row] = []
     for kind in sorted(pairs) if len(pairs) > 2 else [""][: len(pairs)]:
         one_Q, two_Q = np.array(pairs[kind], np.float64).T
-        difference = paired_bootstrap(one_Q, two_Q, 0.95, resamples, seed)
+        difference = paired_bootstrap(one_Q, two_Q, settings.confidence, settings.bootstrap)
         p = permutation_test(one_Q, two_Q, seed)
         bounds = {"mean": difference.mean, "low": difference.low, "high": difference.high}
         tested.append({"set": kind, "questions": len(one_Q), **bounds, "p": p})

@@ -49,7 +49,6 @@ def verdict(step: SubStep, inputs: VerdictInputs) -> Record:
         reigning,
         [verdict for artifact in inputs.gates for verdict in gate_verdicts(Path(artifact.path))],
         inputs.settings,
-        step.seed,
     )
     judged["panel"] = panels.of_answers(answers)
     (step.out / "verdict.json").write_text(json.dumps(judged, indent=1) + "\n")
@@ -86,7 +85,6 @@ def judge(
     champion: Mapping[str, Any] | None,
     gates: Sequence[tuple[str, bool]],
     settings: Verdict,
-    seed: int,
 ) -> dict[str, Any]:
     """Return whether the candidate is promoted, the reason, and the figures.
 
@@ -96,7 +94,7 @@ def judge(
     """
     against = CHAMPION if champion else BEGINNING
     candidate, other = measured[CANDIDATE], measured.get(against, {})
-    difference = _difference(candidate, other, settings, seed)
+    difference = _difference(candidate, other, settings)
     faults = _faults(candidate, other, against, difference, gates, settings)
     words = f"{_describe(difference, settings.measure)} {against}" if difference else ""
     return {
@@ -112,13 +110,12 @@ def judge(
         "difference": asdict(difference) if difference else None,
         "chance_of_a_false_promotion": (1 - settings.confidence) / 2,
         **settings.model_dump(),
-        "seed": seed,
         "gates": [{"table": table, "passed": passed} for table, passed in gates],
     }
 
 
 def _difference(
-    candidate: Mapping[str, float], other: Mapping[str, float], settings: Verdict, seed: int
+    candidate: Mapping[str, float], other: Mapping[str, float], settings: Verdict
 ) -> Difference | None:
     """Return the paired difference; None where the two did not answer the same questions."""
     if not candidate or set(candidate) != set(other):
@@ -129,7 +126,6 @@ def _difference(
         _values(other, questions),
         settings.confidence,
         settings.bootstrap,
-        seed,
     )
 
 

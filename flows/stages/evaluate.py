@@ -61,7 +61,10 @@ def evaluate_flow(name: str) -> None:
         }
         rewards = {name: rewards_of(records) for name, records in answered.items()}
         comparison = evaluate(
-            step, EvaluateInputs(settings=recipe.evaluate, panel=panel_summary, **rewards)
+            step,
+            EvaluateInputs(
+                settings=recipe.evaluate, verdict=recipe.verdict, panel=panel_summary, **rewards
+            ),
         )
         _publish(folders, [*chain.from_iterable(answered.values()), comparison])
         recording.publish_calls(recorded_calls(answered), folders.calls / CALLS)

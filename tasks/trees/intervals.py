@@ -56,9 +56,11 @@ def paired_bootstrap(
     other: NDArray[np.float64],
     confidence: float,
     resamples: int,
-    seed: int,
 ) -> Difference:
     """Bootstrap the mean of ``candidate - other`` over questions.
+
+    The values alone decide what comes out, in whatever order the questions are, so a difference has
+    one interval wherever it is shown; the agents the other way round have its mirror image.
 
     Both arrays have one value a question, in the same order. Questions are drawn with both values
     (Efron and Tibshirani 1993, chapter 8; Koehn 2004 for the comparison of systems), so hard
@@ -72,11 +74,21 @@ def paired_bootstrap(
             "answered the same questions, at least one"
         )
     differences = candidate - other
-    means = _resampled_means(differences, resamples, seed)
+    means = _means_of_either(np.sort(differences), np.sort(-differences), resamples)
     outside = 50 * (1 - confidence)  # %, on each side
     low, high = np.percentile(means, [outside, 100 - outside])
     better = float(np.mean(means > 0) + np.mean(means == 0) / 2)
     return Difference(float(differences.mean()), float(low), float(high), better)
+
+
+def _means_of_either(
+    values: NDArray[np.float64], mirrored: NDArray[np.float64], resamples: int
+) -> NDArray[np.float64]:
+    """Return resampled means of ``values``; those of ``mirrored``, with the sign changed."""
+    if values.tolist() < mirrored.tolist():
+        return -_resampled_means(mirrored, resamples, seed=0)
+    means = _resampled_means(values, resamples, seed=0)
+    return np.concatenate([means, -means]) if np.array_equal(values, mirrored) else means
 
 
 def student_interval(values_Q: NDArray[np.float64], confidence: float) -> tuple[float, float]:

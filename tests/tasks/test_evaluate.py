@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from params.schema.evaluate import Evaluate
+from params.schema.verdict import Verdict
 from tasks.evaluate import (
     AGENTS,
     EvaluateInputs,
@@ -27,6 +28,7 @@ from tasks.trees.intervals import bootstrap_interval
 from tasks.trees.tables import write_table
 from tasks.trees.tree import Question
 
+VERDICT = Verdict(measure="success", confidence=0.95, margin=0.0, bootstrap=200)
 SETTINGS = Evaluate(
     panel=None,
     questions=4,
@@ -227,7 +229,7 @@ def test_differences_are_paired_by_question_and_corrected_for_the_sets():
         "trained": right(range(0, 60)),
         "champion": right(range(0, 60)),
     }
-    found = differences(answers, resamples=200, seed=7)
+    found = differences(answers, VERDICT, seed=7)
     rows = {(row["against"], row["set"]): row for row in found}
     assert list(rows) == [
         (against, kind)
@@ -327,6 +329,7 @@ def evaluated(before, after, champion=None):
         trained=Artifact.at(Path("after.parquet")),
         champion=Artifact.at(Path("champion.parquet")) if champion else None,
         settings=SETTINGS,
+        verdict=VERDICT,
         panel=PANEL,
     )
     return evaluate(SubStep("smoke", "evaluate", 0, 7), inputs)
@@ -336,7 +339,7 @@ def test_the_whole_evaluation_leaves_answers_metrics_and_table(folder, rows):
     made = evaluated(BEFORE, AFTER)
     assert made["rows"] == rows
     table = Path(artifacts.output(made, "table").path).read_text()
-    paired = differences(ANSWERS, SETTINGS.bootstrap, seed=7)
+    paired = differences(ANSWERS, VERDICT, seed=7)
     assert table == (f"{markdown(rows)}\n{difference_markdown(paired)}\n{panels.sentence(PANEL)}\n")
     metrics = json.loads(Path(artifacts.output(made, "metrics").path).read_text())
     assert metrics["panel"] == panels.of_answers(Path(artifacts.output(made, "answers").path))

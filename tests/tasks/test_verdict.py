@@ -32,12 +32,12 @@ def judged(candidate, *, cold_start=HARD, champion=None, gates=GATES, **settings
     if champion is not None:
         found["champion"] = champion if isinstance(champion, dict) else answered(champion)
     chosen = SETTINGS.model_copy(update=settings)
-    return judge(found, REIGNING if champion is not None else None, gates, chosen, 7)
+    return judge(found, REIGNING if champion is not None else None, gates, chosen)
 
 
 def test_a_candidate_that_is_surely_better_than_the_champion_is_promoted():
     made = judged(BETTER, champion=HARD)
-    expected = paired_bootstrap(np.array(BETTER), np.array(HARD), 0.95, 500, 7)
+    expected = paired_bootstrap(np.array(BETTER), np.array(HARD), 0.95, 500)
     assert made == {
         "promote": True,
         "reason": "every gate passed, and the candidate is "
@@ -53,7 +53,6 @@ def test_a_candidate_that_is_surely_better_than_the_champion_is_promoted():
         "confidence": 0.95,
         "margin": 0.0,
         "bootstrap": 500,
-        "seed": 7,
         "gates": [{"table": "questions", "passed": True}, {"table": "rewards", "passed": True}],
     }
 
@@ -84,8 +83,7 @@ def test_graded_scores_promote_where_no_more_answers_are_wholly_right():
     ]
     chosen = {name: SETTINGS.model_copy(update={"measure": name}) for name in ("success", "score")}
     made = {
-        name: judge(values(rows, name), None, GATES, settings, 7)
-        for name, settings in chosen.items()
+        name: judge(values(rows, name), None, GATES, settings) for name, settings in chosen.items()
     }
     assert [made[name]["promote"] for name in ("success", "score")] == [False, True]
     assert "10.0 points of score" in made["score"]["reason"]
