@@ -53,6 +53,7 @@ from tasks.ledger.substeps import Ledger, SubStep
 
 # torch, transformers, Prefect and pandas are imported where they are used, after the checks
 if TYPE_CHECKING:
+    from flows.tracking.alarms import History
     from tasks.comparison.comparison import Comparison, Variant
     from tasks.comparison.measure import Report, Spent
     from tasks.training.iteration import Iteration
@@ -190,6 +191,7 @@ def results(
 
 def _measured(comparison: Comparison, variant: Variant | None, step: SubStep) -> dict[str, Any]:
     """Measure a variant with a progress bar; return the result and the commit that made it."""
+    from flows.tracking.alarms import History
     from tasks.comparison.measure import measure
 
     revision = git.revision()
@@ -201,15 +203,26 @@ def _measured(comparison: Comparison, variant: Variant | None, step: SubStep) ->
         int(comparison.budget.amount),
         unit=comparison.budget.kind.replace("_", " "),
     )
-    result = measure(comparison, variant, step, _advance(progress, comparison.budget))
+    history = History(variant.recipe.reinforce.questions)
+    advance = _advance(progress, comparison.budget, history)
+    result = measure(comparison, variant, step, advance)
     progress.close()
-    return {**result, **made_by}
+    alarms = {alarm.name: alarm.iteration for alarm in history.raised.values()}
+    return {**result, "alarms": alarms, **made_by}
 
 
-def _advance(progress: Progress, budget: Budget) -> Report:
-    """Return what moves a progress bar to the share of the budget that is spent."""
+def _advance(progress: Progress, budget: Budget, history: History) -> Report:
+    """Return what moves a progress bar to the share of the budget that is spent.
+
+    It also prints the alarms that an iteration raises.
+    """
+    from flows.tracking.alarm_report import sentence
+    from flows.tracking.reinforce_report import metrics_of
+    from tasks.training.iteration import validated_in
 
     def report(iteration: Iteration, spent: Spent) -> None:
+        for alarm in history.add(metrics_of(iteration), validated_in([iteration])):
+            progress.write(sentence(alarm))
         now = {"success": iteration["reward"][0]["metrics"]["success"]}
         progress.reach(int(min(spent[budget.kind], budget.amount)), now)
 

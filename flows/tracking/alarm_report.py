@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.tracking.alarms import Alarm, Seen, alarms
+from flows.tracking.alarms import Alarm, History
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from tasks.trees.validation import Validated
@@ -21,13 +21,11 @@ class StoppedError(RuntimeError):
 
 
 class AlarmWatch:
-    """The metrics of a training run so far, and the alarms that it has raised."""
+    """The history of a training run, whose alarms are reported where people look."""
 
     def __init__(self, recipe: str, stop_on: Sequence[str], questions: int) -> None:
-        self.recipe, self.stop_on, self.questions = recipe, stop_on, questions
-        self.validated: list[Validated] = []
-        self.curve: dict[str, list[float]] = {}
-        self.raised: dict[str, Alarm] = {}  # the first of each name
+        self.recipe, self.stop_on = recipe, stop_on
+        self.history = History(questions)
 
     def look(
         self,
@@ -44,18 +42,13 @@ class AlarmWatch:
         ``finished``: when the iteration ended, in unix seconds. Raises StoppedError for an alarm
         that ends the run.
         """
-        for name, value in metrics.items():
-            self.curve.setdefault(name, []).append(value)
-        self.validated += policies
-        seen = Seen(self.curve, self.questions, self.validated)
-        new_alarms = [alarm for alarm in alarms(seen) if alarm.name not in self.raised]
+        new_alarms, raised = self.history.add(metrics, policies), self.history.raised
         for alarm in new_alarms:
-            self.raised[alarm.name] = alarm
             progress.write(sentence(alarm))
             run.log_metrics({f"alarm/{alarm.name}": 1.0}, step=alarm.iteration, at=finished)
         if new_alarms:
-            run.set_tags({"alarms": ", ".join(self.raised)})
-            _show_in_prefect(self.recipe, list(self.raised.values()))
+            run.set_tags({"alarms": ", ".join(raised)})
+            _show_in_prefect(self.recipe, list(raised.values()))
         for alarm in new_alarms:
             if alarm.name in self.stop_on:
                 raise StoppedError(

@@ -18,6 +18,7 @@ Curve = Mapping[str, Sequence[float]]  # metric -> a value an iteration
 
 WINDOW = 5  # iterations of a mean, since a batch of questions may be hard by chance
 LEAST_ENTROPY = 0.1  # of that in the first iterations
+ENTROPY_RISE = 1.5  # times that of the best iterations
 SOLVED = 0.9  # success of rollouts, from which on a low entropy is what training is for
 SURE = 4.0  # standard errors; the best of many means is compared with each later one
 RISEN = 3.0  # standard errors, beside a fall that is tested by itself
@@ -56,6 +57,30 @@ def alarms(seen: Seen) -> list[Alarm]:
     return [Alarm(name, newest, message) for name, message in messages.items() if message]
 
 
+class History:
+    """The metrics of a training run so far, and the alarms that it has raised."""
+
+    def __init__(self, questions: int) -> None:
+        """``questions``: asked an iteration, at least."""
+        self.questions = questions
+        self.curve: dict[str, list[float]] = {}
+        self.validated: list[Validated] = []
+        self.raised: dict[str, Alarm] = {}  # the first of each name
+
+    def add(self, metrics: Mapping[str, float], policies: Sequence[Validated] = ()) -> list[Alarm]:
+        """Add an iteration; return the alarms that are raised for the first time.
+
+        ``policies``: those that were asked the validation questions in this iteration.
+        """
+        for name, value in metrics.items():
+            self.curve.setdefault(name, []).append(value)
+        self.validated += policies
+        every = alarms(Seen(self.curve, self.questions, self.validated))
+        new_alarms = [alarm for alarm in every if alarm.name not in self.raised]
+        self.raised |= {alarm.name: alarm for alarm in new_alarms}
+        return new_alarms
+
+
 def entropy_collapse(seen: Seen) -> str:
     """Return a message where the policy hardly varies any more what it samples, else "".
 
@@ -71,6 +96,27 @@ def entropy_collapse(seen: Seen) -> str:
         f"the entropy has fallen to {last:.3g}, from {first:.3g} in the first {WINDOW} iterations: "
         "groups get alike answers, and nothing is left to learn from; lower the learning rate, "
         "raise clip.high, or add a KL term"
+    )
+
+
+def entropy_rise(seen: Seen) -> str:
+    """Return a message where the entropy has risen since success was best, which has fallen.
+
+    A policy that explores may have a rising entropy, and loses nothing by it.
+    """
+    entropies = _means(seen.curve.get("entropy", ()))
+    means, errors = _successes(seen)
+    if not means or len(entropies) != len(means):
+        return ""
+    best = max(range(len(means)), key=means.__getitem__)
+    chance = (errors[best] ** 2 + errors[-1] ** 2) ** 0.5
+    if entropies[-1] < ENTROPY_RISE * entropies[best] or means[best] - means[-1] <= RISEN * chance:
+        return ""
+    return (
+        f"the entropy has risen to {entropies[-1]:.3g}, from {entropies[best]:.3g} when success "
+        f"was best, and success has fallen to {100 * means[-1]:.1f} %, from "
+        f"{100 * means[best]:.1f} % (means of {WINDOW} iterations): the policy moves too far an "
+        "update; lower the learning rate, set reinforce.update.stop_at_kl, or add a KL term"
     )
 
 
@@ -90,10 +136,7 @@ def success_lost(seen: Seen) -> str:
 
     The standard deviation of a question's share of right leaves is at most that of one leaf.
     """
-    values = seen.curve.get("success", ())
-    means = _means(values)
-    scored = seen.questions * fmean(seen.curve.get("scored_share", (1.0,)))
-    errors = [_error((mean * (1 - mean)) ** 0.5, scored) for mean in means]
+    means, errors = _successes(seen)
     if (best := _fallen(means, errors)) is None:
         return ""
     return (
@@ -289,6 +332,13 @@ def _error(deviation: float, questions: float) -> float:
     return deviation / (WINDOW * questions) ** 0.5
 
 
+def _successes(seen: Seen) -> tuple[list[float], list[float]]:
+    """Return the mean success of all windows and their standard errors."""
+    means = _means(seen.curve.get("success", ()))
+    scored = seen.questions * fmean(seen.curve.get("scored_share", (1.0,)))
+    return means, [_error((mean * (1 - mean)) ** 0.5, scored) for mean in means]
+
+
 def _rewards(seen: Seen) -> tuple[list[float], list[float]]:
     """Return the mean rewards of all windows and their standard errors."""
     spread = [value**2 for value in seen.curve.get("reward_deviation", ())]
@@ -333,6 +383,7 @@ def _last(curve: Curve, name: str, count: int) -> Sequence[float]:
 
 ALARMS: dict[str, Callable[[Seen], str]] = {
     "entropy_collapse": entropy_collapse,
+    "entropy_rise": entropy_rise,
     "no_spread": no_spread,
     "success_lost": success_lost,
     "reward_lost": reward_lost,

@@ -35,6 +35,7 @@ def report(
         difference_markdown(differences) if differences else "",
         f"The same in the mean score:\n\n{difference_table(in_score)}" if in_score else "",
         sensitivity_markdown(results, rows),
+        alarm_markdown(results),
         f"{panels.sentence(results[0]['panel'])}\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -206,6 +207,20 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
             cells += [""] * (len(head) - len(cells))
         lines.append(cells)
     return table(head, lines)
+
+
+def alarm_markdown(results: Sequence[Result]) -> str:
+    """Format which alarms the trainings raised, and in which iteration; "" for none."""
+    lines = []
+    for variant, by_seed in by_variant(results).items():
+        raised: dict[str, list[str]] = {}
+        for seed, result in by_seed.items():
+            for name, iteration in result.get("alarms", {}).items():
+                raised.setdefault(name, []).append(f"{seed} ({iteration})")
+        lines += [[variant, name, ", ".join(seeds)] for name, seeds in raised.items()]
+    if not lines:
+        return ""
+    return f"Alarms in training:\n\n{table(['variant', 'alarm', 'seed (iteration)'], lines)}"
 
 
 def kind_markdown(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -11,6 +11,7 @@ from params.schema.base import Flag, Float, Frozen, Integer, NonNegative, Positi
 Decay = Annotated[Float, Field(ge=0, lt=1)]
 AlarmName = Literal[
     "entropy_collapse",
+    "entropy_rise",
     "no_spread",
     "success_lost",
     "reward_lost",
@@ -87,6 +88,8 @@ class Update(Frozen):
     critic_learning_rate: PositiveFloat  # for a critic's own weights, if the algorithm has one
     # recompute activations in the backward pass: less memory, more time
     recompute: Flag = False
+    # KL of the learning policy from the one that sampled, beyond which a batch gets no more steps
+    stop_at_kl: PositiveFloat | None = None
 
 
 class Keep(Frozen):

@@ -49,7 +49,9 @@ def optimize(
     A mini-batch has whole trees, in an order drawn from ``seed``. Trees without old
     log-probabilities were sampled by the policy that learns: with one step a batch they need no
     forward pass, with more they are computed first. ``seen`` gets the values of tokens in the last
-    epoch. Raises RuntimeError for a gradient that is not finite.
+    pass over them. With ``settings.stop_at_kl`` a step whose tokens have moved further than that is
+    not taken, nor are those after it; the first one always is. Raises RuntimeError for a gradient
+    that is not finite.
     """
     learner.changed = True
     known = all(tree.old_logprobs is not None for tree in trees)
@@ -59,20 +61,36 @@ def optimize(
     order = np.random.default_rng(seed)
     count = min(settings.mini_batches, len(trees))
     sums: list[dict[str, float]] = []
+    planned = settings.epochs * count
+
+    def one_pass(latest: Seen | None) -> bool:
+        """Take the steps of an epoch; return whether another one may follow."""
+        for part in np.array_split(order.permutation(len(trees)), count):
+            mini_batch, most = [trees[i] for i in part], settings.stop_at_kl if sums else None
+            made = _step(learner, mini_batch, loss, settings, temperature, machine, latest, most)
+            if made is None:
+                return False
+            sums.append(made)
+        return True
+
     with (
         attending(learner.model, form_of(learner.model, machine.device)),
         recomputing(learner.model, settings.recompute),
     ):
         for _ in range(settings.epochs if count else 0):
-            if seen:
-                seen.clear()
-            for part in np.array_split(order.permutation(len(trees)), count):
-                mini_batch = [trees[i] for i in part]
-                sums.append(_step(learner, mini_batch, loss, settings, temperature, machine, seen))
+            latest: Seen | None = None if seen is None else {}
+            goes_on = one_pass(latest)
+            if seen is not None:
+                seen.update(latest or {})
+            if not goes_on:
+                break
     if seen is not None:
         for others in world.gathered(dict(seen)):
             seen.update(others)
-    return _averages(sums or [NOTHING])
+    metrics = _averages(sums or [NOTHING])
+    if settings.stop_at_kl is not None:
+        metrics["steps_left_out"] = 1 - len(sums) / planned if planned else 0.0
+    return metrics
 
 
 def _with_old_logprobs(
@@ -94,8 +112,12 @@ def _step(
     temperature: float,
     machine: Machine,
     seen: Seen | None,
-) -> dict[str, float]:
-    """Take one optimizer step over all micro-batches; return sums for metrics."""
+    most: float | None,
+) -> dict[str, float] | None:
+    """Take one optimizer step over all micro-batches; return sums for metrics.
+
+    Where the policy has moved by more than ``most``, take none and return None.
+    """
     assert learner.optimizer, "prepare_optimizer comes first"
     denominator = loss_denominator(trees, loss)
     value_tokens = _sampled_views(trees)
@@ -114,12 +136,21 @@ def _step(
     pieces = _micro_batches(learner, trees, loss, settings, machine)
     for metrics in add_gradients(weights_of(learner.optimizer), share, pieces):
         _add_up(sums, metrics)
+    if most is not None and _movement(sums) > most:
+        learner.optimizer.zero_grad(set_to_none=True)
+        return None
     if sums["trained_tokens"]:
         sums["gradient_norm"] = apply_gradients(learner, settings)
         sums["optimizer_steps"] = 1.0
     if learner.critic and learner.critic.backbone:
         _add_up(sums, _critic_step(learner.critic, trees, settings, machine, value_tokens))
     return sums
+
+
+def _movement(sums: dict[str, float]) -> float:
+    """Return the mean k3 over the tokens of a step, of all processes: KL(pi_old || pi)."""
+    every = world.gathered((sums.get("kl", 0.0), sums.get("tokens", 0.0)))
+    return sum(kl for kl, _ in every) / max(1.0, sum(tokens for _, tokens in every))
 
 
 def _micro_batches(

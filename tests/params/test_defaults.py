@@ -39,6 +39,7 @@ NEW = {  # which recipes of the project leave out
     "dialogue__history": 2,
     "dialogue__prompt_tokens": None,
     "reinforce__curriculum": None,
+    "reinforce__update__stop_at_kl": None,
 }
 TEACHER = {"kind": "pretrained", "name": "a/b", "revision": "c" * 40, "gguf": None}
 SERVER = {

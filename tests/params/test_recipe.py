@@ -135,6 +135,7 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         values["environment"] = values["environment"] or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
         values["reinforce"] = {"curriculum": None, **values["reinforce"]}
+        values["reinforce"]["update"] = {"stop_at_kl": None, **values["reinforce"]["update"]}
         if values["prepare"]["policy"]["kind"] == "pretrained":
             values["prepare"]["policy"].setdefault("gguf", None)
             values["prepare"]["policy"].pop("origin", None)  # is in no key

@@ -37,6 +37,7 @@ STEADY = {
 }
 SPOILT = {
     "entropy_collapse": {"entropy": [0.5] * 7 + [0.02] * 5},
+    "entropy_rise": {"entropy": [0.5] * 6 + [1.0] * 6, "success": [0.4] * 6 + [0.21] * 6},
     "no_spread": {"groups_without_spread": [0.25] * 10 + [1.0] * 2},
     "success_lost": {"success": [0.85] * 6 + [0.5] * 6},
     "reward_lost": {"reward": [0.4] * 6 + [0.1] * 6},

@@ -54,6 +54,15 @@ def compared(**rates):
     ]
 
 
+def test_alarms_are_listed_by_variant_and_seed():
+    raised = [{"success_lost": 7}, {"success_lost": 9, "entropy_rise": 8}]
+    results = [result("arpo", seed, [1, 0], alarms=each) for seed, each in enumerate(raised)]
+    text = tables.alarm_markdown([*FOUND, *results])
+    assert "| arpo | success_lost | 0 (7), 1 (9) |" in text
+    assert "| arpo | entropy_rise | 1 (8) |" in text
+    assert tables.alarm_markdown(FOUND) == ""
+
+
 def test_table_has_a_row_a_variant():
     rows = tables.table_rows(FOUND, resamples=200)
     assert [(row["success"], row["by_seed"]) for row in rows] == [

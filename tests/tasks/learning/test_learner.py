@@ -423,6 +423,37 @@ def test_two_lanes_equal_one_lane(initial, name):
         assert found[0][2][measure] == found[1][2][measure]
 
 
+def named(name, credited_tree):
+    """The same tree of another question."""
+    question = replace(credited_tree.tree.question, id=name)
+    return replace(credited_tree, tree=replace(credited_tree.tree, question=question))
+
+
+@pytest.mark.parametrize("critic", [None, OWN, SHARED], ids=["none", "own", "shared"])
+def test_a_batch_ends_where_the_policy_has_moved_too_far(initial, critic):
+    """The step whose tokens show it is not taken; the first one always is."""
+    trees = [named(str(i), tree) for i, tree in enumerate(made_trees(4, values=True))]
+
+    def learned(epochs, most):
+        changes = {"epochs": epochs, "mini_batches": 2, "learning_rate": 0.01, "stop_at_kl": most}
+        settings, seen = SETTINGS.model_copy(update=changes), {}
+        learning = fresh(initial, settings, critic)
+        arguments = (learning, trees, GRPO, settings, TEMPERATURE, MACHINE, 1, seen)
+        return learner.optimize(*arguments), weights(learning.model), set(seen)
+
+    free, moved, nodes = learned(3, None)
+    assert "steps_left_out" not in free and free["optimizer_steps"] == 6
+    wide = learned(3, 1e9)
+    assert wide[0] == {**free, "steps_left_out": 0} and same(wide[1], moved)
+    narrow = [learned(epochs, 1e-12) for epochs in (1, 3)]
+    assert [made["optimizer_steps"] for made, _, _ in narrow] == [1, 1]
+    assert [made["steps_left_out"] for made, _, _ in narrow] == [0.5, pytest.approx(5 / 6)]
+    assert same(narrow[0][1], narrow[1][1]) and not same(narrow[0][1], moved)
+    assert narrow[1][2] <= nodes
+    between = learned(3, free["kl"])[0]
+    assert 1 < between["optimizer_steps"] < 6, "the mean movement of all steps is passed in between"
+
+
 # ---------------------------------------------------------------- precision of passes
 
 
