@@ -403,8 +403,9 @@ def _metrics(
     algorithm: Algorithm,
 ) -> dict[str, float]:
     learned = [entry for entry in rows if entry["kept"]]
+    unit = "token" if algorithm.teacher else CREDITED[algorithm.estimator.kind]
     metrics = {
-        **_spread(_credits(learned, groups, CREDITED[algorithm.estimator.kind])),
+        **_spread(_credits(learned, groups, unit)),
         "groups_kept": len(kept) / len(scored),
         "masked_share": sum(len(entry.masked) for entry in scored) / (len(rows) or 1),
     }

@@ -355,6 +355,8 @@ def test_a_teacher_gives_each_token_its_log_ratio(initial, cold_start, estimator
     assert made["metrics"]["kl_teacher"] == pytest.approx(
         -np.concatenate(gaps).mean() / weight, abs=1e-3
     )
+    every = np.concatenate([row["advantages"] for row in rows])
+    assert made["metrics"]["advantage_spread"] == pytest.approx(np.std(every), rel=1e-5)
 
 
 def test_a_policy_learns_nothing_from_itself(initial):
