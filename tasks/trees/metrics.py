@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,14 +94,33 @@ def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dic
 
     ``terminated``: the share of leaves that their world ended; ``truncated``: that a limit of steps
     ended, the world's or the recipe's. ``step_reward``: the mean reward of a step, one that leaves
-    share counting once.
+    share counting once. ``refused``: the share of the leaves' steps that were not admissible;
+    ``refused_again``: of the leaves' steps that wrote once more what had just been refused.
     """
     ended = [leaf[-1].outcome for leaf in leaves]
     return {
         "terminated": _mean([outcome == Outcome.TERMINATED for outcome in ended]),
         "truncated": _mean([outcome in OUT_OF_STEPS for outcome in ended]),
         "step_reward": _mean([turn.observation.reward for turn in turns if turn.observation]),
+        **refusals(leaves),
     }
+
+
+def refusals(leaves: Sequence[Sequence[Node]]) -> dict[str, float]:
+    """Return ``refused`` and ``refused_again`` of ``step_metrics``."""
+    steps = [[turn for turn in sampled(leaf) if turn.observation] for leaf in leaves]
+    refused = [[_is_refused(turn) for turn in of_leaf] for of_leaf in steps]
+    again = [
+        twice and turn.text.strip() == before.text.strip()
+        for of_leaf, flags in zip(steps, refused, strict=True)
+        for (before, turn), twice in zip(pairwise(of_leaf), map(all, pairwise(flags)), strict=True)
+    ]
+    count = max(1, sum(map(len, steps)))
+    return {"refused": sum(map(sum, refused)) / count, "refused_again": sum(again) / count}
+
+
+def _is_refused(turn: Node) -> bool:
+    return turn.observation is not None and turn.observation.outcome == Outcome.NOT_ADMISSIBLE
 
 
 def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from tasks.trees.metrics import (
     PROFILE_BEFORE,
     around_results,
     entropy_profile,
+    refusals,
     rise_metrics,
     together,
     tree_metrics,
@@ -218,13 +221,31 @@ def test_the_profile_is_cut_inside_a_part():
 
 
 @pytest.mark.parametrize("fresh", [False, True])
+def test_acts_that_are_refused_and_tried_again(fresh):
+    """Two leaves share a refusal: one writes the same once more, the other something else."""
+    tree = world_tree({"ABBC": [0.0, -0.1, 0.0], "ABC": [0.0, 1.0]}, fresh)
+    refused = {"to B"}
+    tree.nodes = [
+        replace(node, observation=replace(node.observation, outcome=Outcome.NOT_ADMISSIBLE))
+        if node.text in refused
+        else node
+        for node in tree.nodes
+    ]
+    found = refusals([*tree.trajectories()])
+    assert found == pytest.approx({"refused": 3 / 5, "refused_again": 1 / 5})
+    assert refusals([]) == {"refused": 0, "refused_again": 0}
+
+
+@pytest.mark.parametrize("fresh", [False, True])
 def test_metrics_of_a_world(fresh):
     tree = world_tree(
         {"ABC": [0.0, -0.1, 1.0], "ABD": [0.0, -0.1, 0.0], "AE": [0.5, 0.0]}, fresh, cut=["AE"]
     )
     found = tree_metrics([tree], window=2)
     plain = tree_metrics([straight_tree()], window=2)
-    assert list(found) == [*plain, "terminated", "truncated", "step_reward"]
+    of_worlds = ("terminated", "truncated", "step_reward", "refused", "refused_again")
+    assert list(found) == [*plain, *of_worlds]
+    assert (found["refused"], found["refused_again"]) == (0, 0)
     assert (found["tool_calls"], found["tool_errors"], found["environment_steps"]) == (7, 0, 7)
     assert found["tool_calls_a_leaf"] == found["episode_steps"] == pytest.approx(8 / 3)
     assert (found["terminated"], found["truncated"]) == pytest.approx((2 / 3, 1 / 3))
