@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 AT_ONCE = 100  # resamples, which bounds the memory
+DIGITS = 12  # of differences, so that rounding does not decide their order
 
 
 def bootstrap_interval(
@@ -73,7 +74,7 @@ def paired_bootstrap(
             f"{candidate.size} and {other.size} values cannot be paired: both agents must have "
             "answered the same questions, at least one"
         )
-    differences = candidate - other
+    differences = np.round(candidate - other, DIGITS)
     means = _means_of_either(np.sort(differences), np.sort(-differences), resamples)
     outside = 50 * (1 - confidence)  # %, on each side
     low, high = np.percentile(means, [outside, 100 - outside])

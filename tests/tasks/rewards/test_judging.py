@@ -11,7 +11,7 @@ from params.schema.agent import Dialogue
 from params.schema.benchmarks import load_benchmarks
 from params.schema.judge import Judge, JudgePolicy
 from tasks import recipes
-from tasks.chat import FOLDER, endpoint
+from tasks.chat import FOLDER, attempts
 from tasks.engines.chat import PolicyModel
 from tasks.engines.transformers.transformers_engine import TransformersEngine
 from tasks.ledger.artifacts import Artifact, output
@@ -33,7 +33,7 @@ SHORT = "{question}{accepted}{answer}"  # for a policy with a small context
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(attempts, "FIRST_WAIT", 0.01)
     monkeypatch.setenv(FOLDER, str(tmp_path / "chat"))
     monkeypatch.delenv(REPLAYED, raising=False)
     return tmp_path / "chat"
