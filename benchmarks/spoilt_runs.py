@@ -251,9 +251,11 @@ def ends(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values[:WINDOW]), fmean(values[-WINDOW:])
 
 
-def open_home() -> None:
+def open_home(names: Sequence[str]) -> None:
     """Make the project of the runs: the recipes and what they begin with in this checkout."""
-    for recipe, stage in ((TINY, "cold_start"), (LEARNED, "reward_model")):
+    needed = {RUNS[name].recipe for name in names}
+    stages = {TINY: "cold_start", LEARNED: "reward_model"}
+    for recipe, stage in [(recipe, stages[recipe]) for recipe in stages if recipe in needed]:
         stage_folder = ROOT / "models" / recipe / stage
         if not stage_folder.is_dir():
             raise SystemExit(
@@ -279,7 +281,7 @@ def main() -> None:
     names = parser.parse_args().runs or [*RUNS]
     if unknown := [name for name in names if name not in RUNS]:
         parser.error(f"no run {unknown[0]}: choose of {', '.join(RUNS)}")
-    open_home()
+    open_home(names)
     with chdir(HOME):
         for name in names:
             file = Path(f"{name}.json")
