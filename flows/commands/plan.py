@@ -34,6 +34,9 @@ from tasks.recipes import contradictions
 PARAMS = Path("params")
 
 
+LIBRARIES = "Python, its libraries and the processes around need 1.5 to 2.5 GiB more"
+
+
 @dataclass(frozen=True)
 class Planned:
     """A recipe, its algorithm, and its model's shape."""
@@ -43,9 +46,6 @@ class Planned:
     row: Algorithm
     config: Any
     shape: Shape
-
-
-LIBRARIES = "Python, its libraries and the processes around need 1.5 to 2.5 GiB more"
 
 
 @dataclass(frozen=True)

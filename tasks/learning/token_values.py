@@ -54,8 +54,8 @@ def table(seen: Mapping[tuple[str, int], NDArray[np.float32]]) -> pa.Table:
     that sampled it, less the engine's. ``ratio``: the importance ratio of the token's unit in the
     last pass over it; ``clipped``: the share of leaf views in which the clip range decided the loss
     there. Where leaves share a token, ``ratio`` is the mean over them: units and advantages may
-    differ. A node without a row is on no leaf with an advantage, or in no mini-batch that was
-    passed before ``stop_at_kl`` ended the batch.
+    differ. A node without a row is on no leaf with an advantage, or in a mini-batch that was left
+    out because ``stop_at_kl`` had ended the batch.
     """
     rows = []
     for (question, node), sums in sorted(seen.items()):
