@@ -32,8 +32,6 @@ from tasks import recipes
 from tasks.recipes import contradictions
 
 PARAMS = Path("params")
-
-
 LIBRARIES = "Python, its libraries and the processes around need 1.5 to 2.5 GiB more"
 
 
