@@ -450,6 +450,9 @@ def test_a_batch_ends_where_the_policy_has_moved_too_far(initial, critic):
     assert [made["steps_left_out"] for made, _, _ in narrow] == [0.5, pytest.approx(5 / 6)]
     assert same(narrow[0][1], narrow[1][1]) and not same(narrow[0][1], moved)
     assert narrow[1][2] <= nodes
+    trees = off_policy(trees)
+    assert learned(1, 1e-12)[0]["optimizer_steps"] == 1, "far from the sampler before any step"
+    trees = [replace(tree, old_logprobs=None) for tree in trees]
     between = learned(3, free["kl"])[0]
     assert 1 < between["optimizer_steps"] < 6, "the mean movement of all steps is passed in between"
 

@@ -222,9 +222,10 @@ def test_the_profile_is_cut_inside_a_part():
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_acts_that_are_refused_and_tried_again(fresh):
-    """Two leaves share a refusal: one writes the same once more, the other something else."""
-    tree = world_tree({"ABBC": [0.0, -0.1, 0.0], "ABC": [0.0, 1.0]}, fresh)
-    refused = {"to B"}
+    """Three leaves share a refusal: one writes the same once more, one what is refused, too."""
+    episodes = {"ABBC": [0.0, -0.1, 0.0], "ABDC": [0.0, -0.1, 0.0], "ABC": [0.0, 1.0]}
+    tree = world_tree(episodes, fresh)
+    refused = {"to B", "to D"}
     tree.nodes = [
         replace(node, observation=replace(node.observation, outcome=Outcome.NOT_ADMISSIBLE))
         if node.text in refused
@@ -232,7 +233,7 @@ def test_acts_that_are_refused_and_tried_again(fresh):
         for node in tree.nodes
     ]
     found = refusals([*tree.trajectories()])
-    assert found == pytest.approx({"refused": 3 / 5, "refused_again": 1 / 5})
+    assert found == pytest.approx({"refused": 5 / 8, "refused_again": 1 / 8})
     assert refusals([]) == {"refused": 0, "refused_again": 0}
 
 
