@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tasks.environments.alfworld import engine_library, fast_downward_tasks
+from tasks.environments.alfworld.fast_downward_tasks import GroundedTask
 from tasks.environments.alfworld.wording import Scope, say
 
 GAMES = 96  # problems that a process keeps ready
@@ -85,12 +87,13 @@ class Command:
 
 @dataclass
 class Game:
-    """A problem that is ready in this process; its library is closed when nobody holds it."""
+    """A problem that is ready in this process; its library is free when nobody holds it."""
 
     library: Any
     first: Any  # textworld's PddlState at the beginning
     number: int  # of the library's first state
     entities: dict[str, Any]  # id -> textworld's EntityInfo
+    task: GroundedTask
     can_plan: bool = False  # whether the planner has the problem
     commands: dict[int, dict[str, Command]] = field(default_factory=dict)  # by number of the state
     texts: dict[tuple[Any, ...], str] = field(default_factory=dict)  # of commands
@@ -100,18 +103,16 @@ class Game:
 def open_game(problem: str, domain: str, grammar: str) -> Game:
     """Return the game of a PDDL problem. Raises RuntimeError where packages are missing."""
     check_installed()
-    import fast_downward
-
-    library = fast_downward.load_lib()
-    library.get_state_id.restype = library.set_state_id.restype = int
-    state = _first_state(library, problem, _logic(domain, grammar))
-    game = Game(library, state, library.get_state_id(), _entities(state))
-    closing = weakref.finalize(game, fast_downward.close_lib, library)
-    closing.atexit = False  # while an interpreter ends, unloading libraries crashes it
+    library = engine_library.taken()
+    task = fast_downward_tasks.parsed(domain, problem)
+    state = _first_state(library, task, problem, _logic(domain, grammar))
+    game = Game(library, state, library.get_state_id(), _entities(state), task)
+    closing = weakref.finalize(game, engine_library.give_back, library)
+    closing.atexit = False  # the process ends with its libraries
     return game
 
 
-def _first_state(library: Any, problem: str, logic: Any) -> Any:
+def _first_state(library: Any, task: GroundedTask, problem: str, logic: Any) -> Any:
     """Return textworld's PddlState of a problem, which the library has loaded.
 
     Its own constructor also translates the problem for the planner, which is half of its time and
@@ -124,7 +125,7 @@ def _first_state(library: Any, problem: str, logic: Any) -> Any:
     state = PddlState.__new__(PddlState)
     State.__init__(state, _no_logic())
     state._logic, state.downward_lib, state.pddl_problem = logic, library, problem
-    state.task, state.sas = fast_downward.pddl2sas(logic.domain, problem)
+    state.task, state.sas = task.task, task.sas(for_planner=False)
     library.load_sas(state.sas.encode())
     state._actions = {action.name: action for action in state.task.actions}
     for kind in state.task.types:
@@ -224,14 +225,8 @@ class Play:
         return commands
 
     def _prepare_planner(self) -> None:
-        import fast_downward
-
-        state, game = self.state, self.game
-        _, translated = fast_downward.pddl2sas(
-            state._logic.domain, state.pddl_problem, optimize=True
-        )
-        game.library.load_sas_replan(translated.encode())
-        game.can_plan = True
+        self.game.library.load_sas_replan(self.game.task.sas(for_planner=True).encode())
+        self.game.can_plan = True
 
     def _enter(self) -> None:
         self.game.library.set_state_id(self.number)
