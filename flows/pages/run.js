@@ -5,6 +5,7 @@ const MOST_CURVES = [
   ["success", "success"],
   ["entropy", "entropy / ln |V|"],
   ["tool_calls_a_leaf", "tool calls a leaf"],
+  ["refused", "refused acts, and by reason (dotted)"],
 ];
 
 function showResults() {
@@ -94,6 +95,9 @@ async function showCurves() {
       },
     });
   }
+  const refused = shown.findIndex(([name]) => name === "refused");
+  const reasons = refused < 0 ? [] : Object.keys(curve).filter((name) => name.startsWith("refused_"));
+  reasons.forEach((name, i) => traces.push(line(name, name.replace("refused_", "refused: "), { color: COLOURS[(i + 1) % COLOURS.length], dash: "dot" }, refused)));
   const titles = shown.map(([name, title]) => (name === "success" && curve.validation_success ? "success, and validation (dotted)" : title));
   const layout = panels(titles, "iteration");
   const apart = Math.max(1, Math.ceil(curve.iteration.length / 6)); // whole iterations

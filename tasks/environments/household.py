@@ -13,6 +13,7 @@ import os
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from tqdm import tqdm
@@ -23,7 +24,7 @@ from tasks.environments.alfworld.problems import RoomTask
 from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.extensions.pool import open_pool
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import Call, Observation, Question
+from tasks.trees.tree import REFUSAL, Call, Observation, Question
 
 TRIES = 400  # draws of a problem that can be solved and fits its split
 SOLVABLE = "tasks/environments/household.py:solvable"
@@ -34,6 +35,7 @@ INSIDE = re.compile(r"On the (.+?), you see|The (.+?) is open\. In it, you see")
 NAMED = re.compile(r"an? (\w+ \d+)")
 AT = re.compile(r"You arrive at (.+?)\. ")
 TAKEN_FROM = re.compile(r"take .+ from (.+)")
+NAME = re.compile(r"[a-z]+ \d+")
 
 
 class HouseholdSettings(Frozen):
@@ -75,11 +77,22 @@ class Household:
         command = " ".join(str(call.values.get("text", call.argument)).lower().split())
         text = self.play.act(command)
         if text is None:
-            return self._seen(Outcome.NOT_ADMISSIBLE, NOTHING, self.settings.penalty)
+            refused = self._seen(Outcome.NOT_ADMISSIBLE, NOTHING, self.settings.penalty)
+            return replace(refused, info={**refused.info, REFUSAL: self._refusal(command)})
         self.next = self.next[1:] if self.next[:1] == (command,) else ()
         self.here = next(iter(AT.findall(text)), self.here)
         self.seen |= {name for pair in INSIDE.findall(text) for name in pair if name}
         return self._seen(Outcome.OK, text, 0.0)
+
+    def _refusal(self, command: str) -> str:
+        """Return why a command is not admissible.
+
+        ``form``: it is no command; ``unknown``: it names what this room does not have;
+        ``elsewhere``: what it names is not at hand, closed, or not what it takes.
+        """
+        if NAME.sub("#", command) not in self.play.forms():
+            return "form"
+        return "elsewhere" if self.play.names().issuperset(NAME.findall(command)) else "unknown"
 
     def fork(self) -> Household:
         """Return a copy that goes on from here."""

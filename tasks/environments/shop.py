@@ -13,6 +13,7 @@ import json
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ from tasks.environments.webshop.purchase_score import STOP_WORDS, score
 from tasks.environments.webshop.shop_pages import ITEM, RESULTS, SEARCH, Place
 from tasks.environments.webshop.shop_search import Shop, open_shop
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import Call, Observation, Question
+from tasks.trees.tree import REFUSAL, Call, Observation, Question
 
 ACT = re.compile(r"(search|click)\[(.*)\]", re.DOTALL)
 WORD = re.compile(r"[\w'.-]+")
@@ -90,7 +91,9 @@ class WebShop:
                 return self._bought()
             self.place = place
         else:
-            return self._seen(Outcome.NOT_ADMISSIBLE, self.settings.penalty)
+            refused = self._seen(Outcome.NOT_ADMISSIBLE, self.settings.penalty)
+            why = "elsewhere" if kind == "click" else "form"  # no such link here, or no act
+            return replace(refused, info={**refused.info, REFUSAL: why})
         return self._seen(Outcome.OK)
 
     def fork(self) -> WebShop:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import (
     AFTER_RESULT,
+    REFUSAL,
     TURN,
     Decision,
     Node,
@@ -22,6 +25,8 @@ from tasks.trees.tree import (
 
 Entropies = NDArray[np.float32]  # of consecutive sampled tokens, over ln|V|
 
+REFUSED = "refused"  # metric, and beginning of the names of those by reason
+REASON = re.compile(r"(?!again)[a-z][a-z_]{0,29}")
 OUT_OF_STEPS = (Outcome.TRUNCATED, Outcome.TOO_MANY_CALLS)
 PERCENTILES = (5, 50, 95)
 PROFILE_BEFORE, PROFILE_AFTER = 10, 20  # tokens around a tool result
@@ -107,20 +112,32 @@ def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dic
 
 
 def refusals(leaves: Sequence[Sequence[Node]]) -> dict[str, float]:
-    """Return ``refused`` and ``refused_again`` of ``step_metrics``."""
+    """Return ``refused``, ``refused_again`` and ``refused_<reason>`` of ``step_metrics``."""
     steps = [[turn for turn in sampled(leaf) if turn.observation] for leaf in leaves]
-    refused = [[_is_refused(turn) for turn in of_leaf] for of_leaf in steps]
-    again = [
-        twice and turn.text.strip() == before.text.strip()
-        for of_leaf, flags in zip(steps, refused, strict=True)
-        for (before, turn), twice in zip(pairwise(of_leaf), map(all, pairwise(flags)), strict=True)
-    ]
     count = max(1, sum(map(len, steps)))
-    return {"refused": sum(map(sum, refused)) / count, "refused_again": sum(again) / count}
+    again = [
+        _is_refused(before) and _is_refused(turn) and turn.text.strip() == before.text.strip()
+        for of_leaf in steps
+        for before, turn in pairwise(of_leaf)
+    ]
+    refused = [turn for of_leaf in steps for turn in of_leaf if _is_refused(turn)]
+    reasons = Counter(reason for turn in refused if (reason := _reason(turn)))
+    return {
+        REFUSED: len(refused) / count,
+        f"{REFUSED}_again": sum(again) / count,
+        **{f"{REFUSED}_{reason}": times / count for reason, times in sorted(reasons.items())},
+    }
 
 
 def _is_refused(turn: Node) -> bool:
     return turn.observation is not None and turn.observation.outcome == Outcome.NOT_ADMISSIBLE
+
+
+def _reason(turn: Node) -> str | None:
+    """Return why the world refused an act, if it says so in one short word."""
+    assert turn.observation
+    reason = str(turn.observation.info.get(REFUSAL, ""))
+    return reason if REASON.fullmatch(reason) else None
 
 
 def around_results(trees: Sequence[Tree], window: int) -> tuple[list[Entropies], list[Entropies]]:
@@ -203,10 +220,13 @@ COUNTS = (
 def together(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine the metrics of several batches of one iteration: add counts, average the rest.
 
-    What a batch lacks, such as branching decisions, is combined of the others.
+    What a batch lacks, such as branching decisions, is combined of the others. Reasons for which a
+    batch has refused nothing are 0 there.
     """
     names = dict.fromkeys(name for entry in metrics for name in entry)
-    values = {name: [entry[name] for entry in metrics if name in entry] for name in names}
+    reasons = {name: 0.0 for name in names if name.startswith(REFUSED)}
+    full = [{**reasons, **entry} if REFUSED in entry else entry for entry in metrics]
+    values = {name: [entry[name] for entry in full if name in entry] for name in names}
     return {name: sum(of) / (1 if name in COUNTS else len(of)) for name, of in values.items()}
 
 

@@ -32,6 +32,8 @@ from numpy.typing import NDArray
 from tasks.trees.outcomes import ACTED, ENDED_BY_WORLD, Outcome
 
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
+# The key of ``Observation.info`` under which a world may say, in one word, why it refused an act.
+REFUSAL = "refusal"
 AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
 
 

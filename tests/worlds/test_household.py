@@ -1,21 +1,29 @@
 """household: ALFWorld's engine with copies, problems in its domain, experts, hostile agents."""
 
+import gc
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tasks.environments import household
-from tasks.environments.alfworld import alfworld_game, game_files, problems
+from tasks.environments.alfworld import (
+    alfworld_game,
+    engine_library,
+    fast_downward_tasks,
+    game_files,
+    problems,
+)
 from tasks.environments.alfworld.problems import HELD_OUT, TYPES
 from tasks.environments.episodes import open_worlds
 from tasks.environments.household import ENVIRONMENT, Household, HouseholdSettings, plan_of
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import Call
+from tasks.trees.tree import REFUSAL, Call
 
 SHOWN = HouseholdSettings(
     games="made",
@@ -93,6 +101,39 @@ def test_a_process_with_games_ends_well(splits):
     assert ran.returncode == 0, ran.stderr
     acts = [json.loads(task.data)["acts"] for task in splits["train"][:3]]
     assert json.loads(ran.stdout) == acts
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_translations_equal_fast_downwards(splits, number):
+    """One grounding serves both; so does one that another problem's library was used for."""
+    import fast_downward
+
+    problem = problems.pddl(problem_of(splits["train"][number]))
+    task = fast_downward_tasks.parsed(alfworld_game.domain(), problem)
+    for planner in (False, True, False):
+        _, theirs = fast_downward.pddl2sas(alfworld_game.domain(), problem, optimize=planner)
+        assert task.sas(for_planner=planner) == theirs
+
+
+def test_a_library_serves_one_game_after_the_other(splits):
+    """Its second game goes as it does in a library of its own, and takes no other file."""
+    from fast_downward import interface
+
+    def episode(task):
+        alfworld_game.open_game.cache_clear()
+        gc.collect()
+        problem = problems.pddl(problem_of(task))
+        game = alfworld_game.open_game(problem, alfworld_game.domain(), alfworld_game.grammar())
+        play = alfworld_game.Play(game)
+        return game.library, [play.look(), *map(play.act, play.plan()), play.won()]
+
+    tasks = [splits["train"][place] for place in (0, 1, 0, 1)]
+    libraries, seen = zip(*map(episode, tasks), strict=True)
+    assert seen[:2] == seen[2:] and all(one[-1] is True for one in seen)
+    assert len({id(library) for library in libraries}) < len(libraries)
+    whole = (Path(interface.__file__).parent / "libdownward.so").read_bytes()
+    assert engine_library.loaded_bytes(whole) < len(whole)
+    assert engine_library.loaded_bytes(b"MZ" + whole[2:]) == len(whole)
 
 
 def test_copies_go_their_own_ways(splits):
@@ -222,8 +263,16 @@ def test_hidden_commands_are_not_in_the_state_key(splits):
     assert "look" in shown.actions and shown.key == "\n".join([shown.text, *shown.actions])
 
 
-@pytest.mark.parametrize("text", ["", "x" * 10_000, FORGED, "take apple 9 from fridge 9", "\0\n"])
-def test_hostile_acts_cost_the_penalty_alone(splits, text):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *[(text, "form") for text in ("", "x" * 10_000, FORGED, "\0\n", "go to", "open it")],
+        ("take apple 9 from fridge 9", "unknown"),
+        ("go to safe 7", "unknown"),
+        ("go to agent1 ", "form"),
+    ],
+)
+def test_hostile_acts_cost_the_penalty_alone(splits, text, reason):
     """They change neither the room nor another episode of the same game."""
     task = splits["train"][2]
     world, _ = started(task)
@@ -235,10 +284,21 @@ def test_hostile_acts_cost_the_penalty_alone(splits, text):
         -0.1,
         "Nothing happens.",
     )
-    assert not seen.ends and seen.info == {"success": False}
+    assert not seen.ends and seen.info == {"success": False, REFUSAL: reason}
     assert (world.play.number, world.play.admissible(), world.play.plan()) == before
     assert solved(world, seen)[-1].terminated
     assert other.play.number == before[0] and solved(other, seen)[-1].terminated
+
+
+def test_what_is_not_at_hand_is_elsewhere(splits):
+    """Each act of a plan that its first half has made impossible names what the room has."""
+    for task in splits["train"]:
+        world, _ = started(task)
+        for command in plan_of(problem_of(task))[:4]:
+            act(world, command)
+        refused = [act(world, command) for command in plan_of(problem_of(task))]
+        reasons = {seen.info[REFUSAL] for seen in refused if seen.outcome != Outcome.OK}
+        assert reasons <= {"elsewhere"}
 
 
 # ---------------------------------------------------------------- ALFWorld's own games

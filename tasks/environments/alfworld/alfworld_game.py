@@ -27,6 +27,7 @@ from tasks.environments.alfworld.fast_downward_tasks import GroundedTask
 from tasks.environments.alfworld.wording import Scope, say
 
 GAMES = 96  # problems that a process keeps ready
+PLACEHOLDER = re.compile(r"\[\{[^\]]*\}\]|\{\w+\}")  # of a name in a command's template
 INTRODUCTION = "#look.feedback#"  # the grammar's symbol of a first look at the room
 REMEDY = "install the packages of the extra 'worlds', as make run does: pip install -e '.[worlds]'"
 
@@ -209,6 +210,15 @@ class Play:
             return None
         self._apply(command)
         return self._say(command.feedback, command.mapping)
+
+    def forms(self) -> frozenset[str]:
+        """Return the commands of the domain with # in place of each name, such as "open #"."""
+        actions = self.state._logic.actions.values()
+        return frozenset(PLACEHOLDER.sub("#", action.template) for action in actions)
+
+    def names(self) -> frozenset[str]:
+        """Return the names of the receptacles and things of the problem."""
+        return frozenset(entity.name for entity in self.game.entities.values())
 
     def won(self) -> bool:
         """Return whether the goal holds."""

@@ -8,7 +8,6 @@ the time of opening a game. Here a copy has only what is loaded, and is used aga
 from __future__ import annotations
 
 import functools
-import os
 import struct
 import tempfile
 from pathlib import Path
@@ -56,7 +55,6 @@ def _small_file(path: str) -> Any:
     file = tempfile.NamedTemporaryFile(suffix=".so")  # noqa: SIM115  deleted with the process
     file.write(whole[: loaded_bytes(whole)])
     file.flush()
-    os.chmod(file.name, 0o700)
     return file
 
 

@@ -1,7 +1,7 @@
 """A PDDL problem in the planning language of Fast Downward, SAS: once to play, once to plan.
 
-``fast_downward.pddl2sas`` parses and grounds the problem at each call; grounding is most of its time.
-Here both translations share one grounding. Tests hold them against ``pddl2sas``.
+``fast_downward.pddl2sas`` parses and grounds the problem at each call, and most of its time is
+grounding. Here both translations share one. Tests hold them against ``pddl2sas``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tasks.environments.webshop.purchase_score import score
 from tasks.environments.webshop.shop_search import FOUND, K1, B, indexed
 from tasks.tools.bm25 import words
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import Call
+from tasks.trees.tree import REFUSAL, Call
 
 FILES = Path(__file__).parents[2] / "data/webshop"
 SHOWN = ShopSettings(
@@ -222,7 +222,8 @@ def test_hostile_acts_cost_the_penalty_alone(splits, text):
             -0.1,
             shop_pages.text(world.place, 10, None),
         )
-        assert not wrong.ends and wrong.info == {"score": 0.0, "success": False}
+        assert not wrong.ends and not wrong.info["success"] and wrong.info["score"] == 0
+        assert wrong.info[REFUSAL] in {"form", "elsewhere"}
         assert seen.text in ("Search", wrong.text)
     assert shopped(world, wrong)[-1].info == before[-1].info
     assert shopped(*started(task)) == before, "another episode in the same process"

@@ -15,7 +15,7 @@ from tasks.trees.metrics import (
     tree_metrics,
 )
 from tasks.trees.outcomes import Outcome
-from tasks.trees.tree import PROMPT, RESULT, TURN, Decision, Node, Question, Tree
+from tasks.trees.tree import PROMPT, REFUSAL, RESULT, TURN, Decision, Node, Question, Tree
 from tests.trees import world_tree
 
 NONE = np.zeros(0, np.float32)
@@ -222,18 +222,23 @@ def test_the_profile_is_cut_inside_a_part():
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_acts_that_are_refused_and_tried_again(fresh):
-    """Three leaves share a refusal: one writes the same once more, one what is refused, too."""
+    """Three leaves share a refusal: one writes the same once more, one what is refused, too.
+
+    The world says why it refuses "to B"; its word for "to D" is none.
+    """
     episodes = {"ABBC": [0.0, -0.1, 0.0], "ABDC": [0.0, -0.1, 0.0], "ABC": [0.0, 1.0]}
     tree = world_tree(episodes, fresh)
-    refused = {"to B", "to D"}
-    tree.nodes = [
-        replace(node, observation=replace(node.observation, outcome=Outcome.NOT_ADMISSIBLE))
-        if node.text in refused
-        else node
-        for node in tree.nodes
-    ]
+    reasons = {"to B": "locked", "to D": "No such way!"}
+    for place, node in enumerate(tree.nodes):
+        if node.text in reasons:
+            info = {REFUSAL: reasons[node.text]}
+            seen = replace(node.observation, outcome=Outcome.NOT_ADMISSIBLE, info=info)
+            tree.nodes[place] = replace(node, observation=seen)
     found = refusals([*tree.trajectories()])
-    assert found == pytest.approx({"refused": 5 / 8, "refused_again": 1 / 8})
+    expected = {"refused": 5 / 8, "refused_again": 1 / 8, "refused_locked": 4 / 8}
+    assert found == pytest.approx(expected)
+    without = {"refused": 0.0, "refused_again": 0.0}
+    assert together([found, without])["refused_locked"] == 2 / 8, "nothing refused is 0"
     assert refusals([]) == {"refused": 0, "refused_again": 0}
 
 
