@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,20 +18,25 @@ from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.check_policy import STAGE, check_policy, forget, inputs_of
 from tasks.cold_start import ColdStartInputs, cold_start
-from tasks.learning.learner_group import Learners, open_learners
+from tasks.correct import ALONE, CorrectInputs, correct, corrections_of
+from tasks.environments.contract import OpenEnvironment
+from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
+from tasks.recipes.opening import open_recipe
+from tasks.rollout import RolloutInputs, rollout
 
 
 @flow(name="cold_start")
 def cold_start_flow(name: str) -> None:
     """Make ``models/<recipe>/cold_start``, which reinforcement learning begins with.
 
-    It is ``models/<recipe>/initial`` after the traces, or as it is where the recipe has no cold
-    start; the champion as it is, where the recipe starts there and has one. Before anything is
-    learned, the policy is checked (tasks/check_policy.py).
+    It is ``models/<recipe>/initial`` after the traces, and after the corrections that the recipe
+    asks for, or as it is where the recipe has no cold start; the champion as it is, where the
+    recipe starts there and has one. Before anything is learned, the policy is checked
+    (tasks/check_policy.py).
     """
     recipe = recipes.load(name, Path("params"))
     folders = RunFolders(name)
@@ -48,9 +55,13 @@ def cold_start_flow(name: str) -> None:
         policy_check_report.write(checked, folders.policy_check)
         if recipe.cold_start and not begins:
             inputs = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
-            with open_learners(recipe.machine) as learners:
-                records = [_fine_tuned(step, inputs, run, learners)]
-            policy = artifacts.output(records[0], "policy")
+            records = [_fine_tuned(step, inputs, run)]
+            if corrections := corrections_of(recipe):
+                with open_recipe(recipe, folders.corpus) as environment:
+                    for number in range(1, corrections.rounds + 1):
+                        again = replace(step, iteration=number)
+                        records += _corrected(again, recipe, records, run, environment)
+            policy = artifacts.output(records[-1], "policy")
         if recipe.start == "champion":
             print("cold_start: " + ("the champion as it is" if begins else "no champion yet"))
         if not recipe.cold_start and not begins:
@@ -73,15 +84,72 @@ def _checked(run: Run, recipe: Recipe, policy: Artifact, step: SubStep) -> Recor
         forget()
 
 
-def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, learners: Learners) -> Record:
-    """Fine-tune with a progress bar, and log the curve."""
-    progress = Progress("cold start", inputs.settings.steps, unit="steps")
-    record = cold_start(step, inputs, advance=progress.reach, learners=learners)
+def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, done: int = 0) -> Record:
+    """Fine-tune with a progress bar, and log the curve. ``done``: steps of earlier rounds."""
+    settings = inputs.settings
+    title = f"cold start, corrections {step.iteration}" if step.iteration else "cold start"
+    progress = Progress(title, settings.steps, unit="steps")
+    with open_learners(inputs.machine) as learners:
+        record = cold_start(step, inputs, advance=progress.reach, learners=learners)
     progress.close()
     for point in record["curve"]:
         values = {name: value for name, value in point.items() if name != "step"}
-        run.log_metrics(values, step=point["step"], at=record["finished"])
+        run.log_metrics(values, step=done + point["step"], at=record["finished"])
     return record
+
+
+def _corrected(
+    step: SubStep,
+    recipe: Recipe,
+    before: Sequence[Record],
+    run: Run,
+    environment: OpenEnvironment,
+) -> list[Record]:
+    """Let the newest policy act, ask the solver about its states, and train on that as well.
+
+    ``before``: the records of the stage so far. Return those of this round, training last.
+    """
+    folders, corrections = RunFolders(step.recipe), corrections_of(recipe)
+    assert corrections and recipe.cold_start
+    policy, agent = artifacts.output(before[-1], "policy"), recipes.agent_of(recipe)
+    rolled_out = rollout(
+        step,
+        RolloutInputs(
+            policy=policy,
+            questions=Artifact.at(folders.split("train")),
+            size=corrections.episodes,
+            first=(step.iteration - 1) * corrections.episodes,
+            budget=ALONE,
+            agent=agent,
+            corpus=Artifact.at(folders.corpus),
+        ),
+        environment=environment,
+    )
+    earlier = [record for record in before if record["verb"] == "correct"]
+    traces = artifacts.output(earlier[-1], "traces") if earlier else Artifact.at(folders.traces)
+    labelled = correct(
+        step,
+        CorrectInputs(
+            trees=artifacts.output(rolled_out, "trees"),
+            traces=traces,
+            policy=policy,
+            agent=agent,
+            context=recipe.prepare.policy.context,
+        ),
+        environment=environment,
+    )
+    metrics = labelled["metrics"]
+    done = recipe.cold_start.steps + (step.iteration - 1) * corrections.steps
+    run.log_metrics(metrics, step=done, at=labelled["finished"])
+    print(
+        f"cold start, corrections {step.iteration}: {metrics['corrections']:,} states of "
+        f"{corrections.episodes} episodes, the policy acts as the solver in "
+        f"{metrics['agreement']:.0%}",
+        flush=True,
+    )
+    settings = recipe.cold_start.model_copy(update={"steps": corrections.steps})
+    inputs = ColdStartInputs(policy, artifacts.output(labelled, "traces"), settings, recipe.machine)
+    return [rolled_out, labelled, _fine_tuned(step, inputs, run, done)]
 
 
 if __name__ == "__main__":

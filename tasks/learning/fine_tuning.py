@@ -46,6 +46,17 @@ class FineTuning:
         """Return the traces."""
         return [*read_rows(self.traces)]
 
+    @cached_property
+    def units(self) -> list[list[int]]:
+        """Return what is drawn as one trace: rows of an equal ``episode``, or a row alone."""
+        units: dict[tuple[str, int], list[int]] = {}
+        for index, row in enumerate(self.rows):
+            episode = row.get("episode")
+            units.setdefault(
+                ("row", index) if episode is None else ("episode", episode), []
+            ).append(index)
+        return [*units.values()]
+
 
 def begin() -> None:
     """Leave nothing in memory of what has learned here before."""
@@ -57,13 +68,14 @@ def train(policy: Path, training: FineTuning, end: int) -> list[float]:
 
     It stays in memory and goes on there with the next call. Return the loss of each step.
     """
-    rows = training.rows
+    rows, units = training.rows, training.units
     learning = _learner(policy, training)
     learning.changed = True
     learning.model.eval()  # without dropout, which trees cannot have
     losses = []
     for number in range(learning.updates, end):
-        trees = [tree_of(rows[index]) for index in places(number, len(rows), training)]
+        drawn = [units[unit] for unit in places(number, len(units), training)]
+        trees = [tree_of(rows[index]) for unit in drawn for index in unit]
         settings = optimizer_settings(training.settings, number, rows)
         losses.append(imitate(learning, trees, settings, training.machine))
     resident.drop_gradients(learning)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from params.schema.base import Positive, Probability
+from params.schema.base import Frozen, Positive, Probability
 from tasks.environments.contract import OpenEnvironment, Session
 from tasks.questions.contract import ExpertKind, ExpertSettings, Lesson, Write
 from tasks.questions.experts import Dropped, Parts, Trace
@@ -24,12 +24,21 @@ UNSOLVED = "unsolved"  # the reason of an episode that the solver knows no act f
 FAILURES = (*INFRASTRUCTURE, Outcome.WORLD_BROKEN)
 
 
+class Corrections(Frozen):
+    """How often the cold start asks the solver about what the policy itself does (DAgger)."""
+
+    rounds: Positive  # each: episodes of the policy, the solver's acts in their states, training
+    episodes: Positive  # a round
+    steps: Positive  # of training a round, on traces and on all corrections so far
+
+
 class Solver(ExpertSettings):
     """How many episodes the solver plays, and how often it is wrong."""
 
     traces: Positive  # of the first training tasks
     wrong_act: Probability  # chance of each act to be a random one
     give_up: Probability  # share of the episodes that end before their goal
+    corrections: Corrections | None = None
 
 
 @dataclass
