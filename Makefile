@@ -25,7 +25,7 @@
 #                episode of task TASK
 # make compare   train RECIPE with every row of params/algorithms.yaml and each of SEEDS (0 1 2) until
 #                BUDGET is spent (sampled_tokens=200000); the table goes to reports/
-# make bench     the speed of a training step beside TRL's, in one run
+# make bench     the speed of a training step, and of the cold start, beside TRL's
 # make serve     vLLM's server with the policy in the folder POLICY at HOST and PORT, for engine.servers,
 #                or KIND=transformers; NAME is another name that runs call it by
 # make ui        the runs of this checkout in Prefect and in MLflow
@@ -150,6 +150,7 @@ compare: $(RUN_READY)
 
 bench: .venv/installed .venv/smollm # TRL is faster where threads wait as OpenMP has them do
 	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.against_trl
+	@env -u OMP_WAIT_POLICY $(PYTHON) -m benchmarks.cold_start
 
 serve: $(SERVE_VENV)/installed
 	@$(PYTHON) -m tasks.engines.$(KIND).serve $(POLICY) --host $(HOST) --port $(PORT) \

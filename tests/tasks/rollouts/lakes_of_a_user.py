@@ -24,3 +24,10 @@ class Fading(FrozenLake):
     def act(self, call):
         seen = super().act(call)
         return replace(seen, text=seen.text + f" ({self.number})")
+
+
+class Silent(FrozenLake):
+    """A world whose solver knows no act."""
+
+    def solve(self):
+        return None
