@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,13 @@ from tasks import recipes
 from tasks.check_policy import STAGE, check_policy, forget, inputs_of
 from tasks.cold_start import ColdStartInputs, cold_start
 from tasks.correct import ALONE, CorrectInputs, correct, corrections_of
+from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
 from tasks.learning.learner_group import open_learners
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
-from tasks.recipes.opening import open_recipe
 from tasks.rollout import RolloutInputs, rollout
 
 
@@ -57,7 +58,7 @@ def cold_start_flow(name: str) -> None:
             inputs = ColdStartInputs(initial, traces, recipe.cold_start, recipe.machine)
             records = [_fine_tuned(step, inputs, run)]
             if corrections := corrections_of(recipe):
-                with open_recipe(recipe, folders.corpus) as environment:
+                with _opened(recipe, folders.corpus) as environment:
                     for number in range(1, corrections.rounds + 1):
                         again = replace(step, iteration=number)
                         records += _corrected(again, recipe, records, run, environment)
@@ -96,6 +97,11 @@ def _fine_tuned(step: SubStep, inputs: ColdStartInputs, run: Run, done: int = 0)
         values = {name: value for name, value in point.items() if name != "step"}
         run.log_metrics(values, step=done + point["step"], at=record["finished"])
     return record
+
+
+def _opened(recipe: Recipe, corpus: Path) -> AbstractContextManager[OpenEnvironment]:
+    """Open the world in which the policy acts to be corrected."""
+    return open_environment(recipe.tools, recipe.environment, recipe.machine.threads, corpus)
 
 
 def _corrected(

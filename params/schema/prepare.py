@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
-from params.schema.base import Frozen, Integer, Positive, check_below_sources
+from params.schema.base import Frozen, Integer, Positive, PositiveFloat, check_below_sources
 
 Operand = Annotated[Integer, Field(ge=2)]  # operands are drawn from 2 on
 Reference = Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]  # set/split of benchmarks.yaml
@@ -24,6 +24,7 @@ class TinyPolicy(Frozen):
     key_value_heads: Positive
     feed_forward: Positive
     context: Positive  # tokens
+    rotary_base: PositiveFloat = 100.0  # of positions; 10,000 for contexts of 400 tokens on
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyPolicy:

@@ -15,11 +15,11 @@ from tasks.policy.lean_transformers import transformers
 from tasks.trees.dialogue import TAGS
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"  # control tokens
-# With these two, a narrow policy of a few hundred tokens of context learns to copy numbers several
-# times faster than with the usual 0.02 and 10,000, and on every seed that was tried
-# (docs/results.md).
-INITIAL_SPREAD = 0.08  # standard deviation of the random weights
-ROTARY_BASE = 100.0
+# Standard deviation of the random weights. With it and a rotary base of 100, a narrow policy of up
+# to 256 tokens of context learns to copy numbers several times faster than with the usual 0.02 and
+# 10,000, and on every seed that was tried (docs/results.md). In longer contexts a base of 100 turns
+# all positions round more than once, and names are copied worse (docs/household.md).
+INITIAL_SPREAD = 0.08
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}"
@@ -98,7 +98,7 @@ def tiny_config(
         max_position_embeddings=settings.context,
         tie_word_embeddings=True,
         initializer_range=INITIAL_SPREAD,
-        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rotary_base},
         bos_token_id=None,
         eos_token_id=end,
         pad_token_id=None,

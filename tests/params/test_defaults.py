@@ -35,6 +35,7 @@ budget: {calls: null, tokens: null}
 NEW = {  # which recipes of the project leave out
     "machine__disk_gib": None,
     "expect": None,
+    "prepare__policy__rotary_base": 100.0,
     "dialogue__prompt": "growing",
     "dialogue__history": 2,
     "dialogue__prompt_tokens": None,
@@ -50,8 +51,11 @@ SERVER = {
 
 
 def written(name, **changes):
-    """Return a parsed recipe that writes all of its keys."""
-    return edited(recipe_files.read(name), NEW | changes)
+    """Return a parsed recipe that writes all of its keys; those of tiny policies are theirs."""
+    values = recipe_files.read(name)
+    tiny = values["prepare"]["policy"]["kind"] == "tiny"
+    new = {key: value for key, value in NEW.items() if tiny or "rotary_base" not in key}
+    return edited(values, new | changes)
 
 
 SECTIONS = written("tiny-reward-model", judge=JUDGE, reward_model__again=None)

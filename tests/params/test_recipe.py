@@ -136,9 +136,14 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         values["dialogue"] = {**GROWING, **values["dialogue"]}
         values["reinforce"] = {"curriculum": None, **values["reinforce"]}
         values["reinforce"]["update"] = {"stop_at_kl": None, **values["reinforce"]["update"]}
-        if values["prepare"]["policy"]["kind"] == "pretrained":
+        if values["prepare"]["policy"]["kind"] == "tiny":
+            values["prepare"]["policy"].setdefault("rotary_base", 100.0)
+        else:
             values["prepare"]["policy"].setdefault("gguf", None)
             values["prepare"]["policy"].pop("origin", None)  # is in no key
+        expert = values["prepare"]["expert"]
+        if expert and expert["kind"] == "solver":
+            expert.setdefault("corrections", None)
         for key in ("memory", "servers", "lanes"):  # they decide nothing, and are in no key
             chosen = getattr(recipe.engine, key)
             written = values["engine"].pop(key, defaults().get(f"engine.{key}"))
