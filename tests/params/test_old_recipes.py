@@ -31,7 +31,11 @@ RETUNED = {
         *("reinforce__update__learning_rate", "reinforce__update__mini_batches"),
         *("evaluate__temperature", "evaluate__top_p"),
     ),
-    "household": ("prepare__policy__rotary_base",),
+    "household": (
+        *("prepare__policy__rotary_base", "prepare__expert__give_up", "cold_start__steps"),
+        *("reinforce__iterations", "reinforce__questions", "reinforce__rollout__rows"),
+        "reinforce__update__mini_batches",
+    ),
 }
 PYTHON = {
     **{"sandbox": "auto", "cpu_seconds": 1, "wall_seconds": 20.0, "memory_mib": 256},
