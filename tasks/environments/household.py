@@ -78,7 +78,9 @@ class Household:
         text = self.play.act(command)
         if text is None:
             refused = self._seen(Outcome.NOT_ADMISSIBLE, NOTHING, self.settings.penalty)
-            return replace(refused, info={**refused.info, REFUSAL: self._refusal(command)})
+            info = {**refused.info, REFUSAL: self._refusal(command)}
+            # the state is the one before: all rooms would share that of NOTHING
+            return replace(refused, state=self.key, info=info)
         self.next = self.next[1:] if self.next[:1] == (command,) else ()
         self.here = next(iter(AT.findall(text)), self.here)
         self.seen |= {name for pair in INSIDE.findall(text) for name in pair if name}
@@ -127,7 +129,7 @@ class Household:
 
     def _seen(self, outcome: str, text: str, reward: float) -> Observation:
         won = self.play.won()
-        return Observation(
+        observation = Observation(
             outcome,
             text,
             reward + self.settings.success * won,
@@ -136,6 +138,9 @@ class Household:
             actions=() if self.settings.hidden else tuple(self.play.admissible()),
             info={"success": won},
         )
+        if outcome == Outcome.OK:
+            self.key = observation.key
+        return observation
 
 
 def _game(data: dict[str, Any]) -> alfworld_game.Game:

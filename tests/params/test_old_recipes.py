@@ -34,7 +34,8 @@ RETUNED = {
     "household": (
         *("prepare__policy__rotary_base", "prepare__expert__give_up", "cold_start__steps"),
         *("reinforce__iterations", "reinforce__questions", "reinforce__rollout__rows"),
-        "reinforce__update__mini_batches",
+        *("reinforce__update__mini_batches", "prepare__questions__train"),
+        *("prepare__expert__traces", "environment__household__wrong_act"),
     ),
 }
 PYTHON = {

@@ -275,7 +275,7 @@ def test_hidden_commands_are_not_in_the_state_key(splits):
 def test_hostile_acts_cost_the_penalty_alone(splits, text, reason):
     """They change neither the room nor another episode of the same game."""
     task = splits["train"][2]
-    world, _ = started(task)
+    world, first = started(task)
     other, _ = started(task)
     before = (world.play.number, world.play.admissible(), world.play.plan())
     seen = act(world, text)
@@ -285,6 +285,7 @@ def test_hostile_acts_cost_the_penalty_alone(splits, text, reason):
         "Nothing happens.",
     )
     assert not seen.ends and seen.info == {"success": False, REFUSAL: reason}
+    assert seen.key == first.key, "the state is the one before"
     assert (world.play.number, world.play.admissible(), world.play.plan()) == before
     assert solved(world, seen)[-1].terminated
     assert other.play.number == before[0] and solved(other, seen)[-1].terminated
