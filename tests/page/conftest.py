@@ -32,10 +32,12 @@ def opened(browser):
 def written(tmp_path_factory, tokenizer):
     """Write the page of a run with these trees; return its file."""
 
-    def write(iterations, with_tokenizer=True, numbers=(), links=None):
+    def write(iterations, with_tokenizer=True, numbers=(), links=None, curve=""):
         folder = tmp_path_factory.mktemp("run")
         shutil.copytree(ROOT / "params", folder / "params")
-        made_run.write(folder, RECIPE, iterations, tokenizer if with_tokenizer else None)
+        data = made_run.write(folder, RECIPE, iterations, tokenizer if with_tokenizer else None)
+        if curve:
+            (data / "curve.csv").write_text(curve)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             recipe = recipes.load(RECIPE, Path("params"))

@@ -234,6 +234,17 @@ def test_curves_stand_below_each_other_in_a_narrow_window(browser, opened, file,
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_refused_acts_of_a_world_are_drawn_by_reason(opened, written, grown):
+    """A column's name is the world's own word, and only a text here."""
+    curve = "iteration,reward,success,refused,refused_again,refused_locked\n0,1,0.5,0.4,0.1,0.3\n"
+    shown = opened(written([[grown("q00")]], curve=curve)).drawn("curves")
+    drawn = "return document.getElementById('curves').data.map(one => [one.name, one.y[0]])"
+    lines = dict(shown.run(drawn))
+    assert lines["refused: locked"] == 0.3 and lines["refused: again"] == 0.1
+    assert lines["refused acts, and by reason (dotted)"] == 0.4
+    assert shown.complaints() == []
+
+
 def test_hostile_texts_are_shown_and_do_nothing(opened, written, grown):
     said = (HOSTILE, HOSTILE)
     for with_tokenizer in (True, False):
