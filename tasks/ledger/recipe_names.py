@@ -18,6 +18,7 @@ SETTINGS = {
     "prepare": {"settings": "prepare", "sets": "params/benchmarks.yaml"},
     "select_traces": {"expert": "prepare.expert", "context": "prepare.policy.context"},
     "cold_start": {"settings": "cold_start"},
+    "correct": {"context": "prepare.policy.context"},
     "labelled_questions": {"most_questions": "reward_model.questions"},
     "reward_model": {"settings": "reward_model", "steps": "reward_model.steps"},
     "rollout": {
