@@ -24,7 +24,7 @@ class TinyPolicy(Frozen):
     key_value_heads: Positive
     feed_forward: Positive
     context: Positive  # tokens
-    rotary_base: PositiveFloat = 100.0  # of positions; 10,000 for contexts of 400 tokens on
+    rotary_base: PositiveFloat = 100.0  # of positions (docs/household.md)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyPolicy:
