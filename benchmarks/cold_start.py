@@ -245,11 +245,10 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
     with material(name) as (recipe, folder, traces):
         use_machine(recipe.machine)
         train = beamline(recipe, folder, traces)
-        peers = {shape: trl(recipe, folder, shape) for shape in SHAPES}
-        (first,) = batches(recipe, traces, range(1))
-        losses = {str(shape): step(first) for shape, step in peers.items()}
+        losses, tried = _tried(recipe, folder, traces)
+        fastest = _fastest(losses, tried)
         losses["beamline"] = train(1)[0]
-        fastest, tried = _fastest(peers, batches(recipe, traces, range(1, 3)), losses)
+        peer = trl(recipe, folder, fastest)
         speeds: dict[str, list[float]] = {"beamline": [], "trl": []}
         for number in range(repetitions):
             steps = range(3 + number * STEPS, 3 + (number + 1) * STEPS)
@@ -257,21 +256,27 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
             tokens = sum(len(row["tokens"]) for rows in some for row in rows)
             train(steps.start)
             speeds["beamline"].append(tokens / _seconds(partial(train, steps.stop)))
-            speeds["trl"].append(tokens / _seconds(partial(_each, peers[fastest], some)))
+            speeds["trl"].append(tokens / _seconds(partial(_each, peer, some)))
         rate = matrix_rate(recipe.machine.precision)
         return _summary(recipe, folder, traces, speeds, fastest, tried, losses, rate)
 
 
-def _fastest(
-    peers: Mapping[Shape, Callable[[Sequence[Row]], float]],
-    some: Sequence[Sequence[Row]],
-    losses: Mapping[str, float],
-) -> tuple[Shape, dict[str, float]]:
-    """Return TRL's fastest shape that learns what padded rows do, and the speed of each shape."""
+def _tried(recipe: Recipe, folder: Path, traces: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the first loss of each shape of TRL, and its speed; one is in memory at a time."""
+    first, *some = batches(recipe, traces, range(3))
     tokens = sum(len(row["tokens"]) for rows in some for row in rows)
-    tried = {shape: tokens / _seconds(partial(_each, step, some)) for shape, step in peers.items()}
-    exact = [s for s in tried if abs(losses[str(s)] - losses[str(SHAPES[0])]) < NEAR]
-    return max(exact, key=lambda shape: tried[shape]), {str(s): v for s, v in tried.items()}
+    losses, speeds = {}, {}
+    for shape in SHAPES:
+        step = trl(recipe, folder, shape)
+        losses[str(shape)] = step(first)
+        speeds[str(shape)] = tokens / _seconds(partial(_each, step, some))
+    return losses, speeds
+
+
+def _fastest(losses: Mapping[str, float], speeds: Mapping[str, float]) -> Shape:
+    """Return TRL's fastest shape that learns what padded rows do."""
+    exact = [one for one in SHAPES if abs(losses[str(one)] - losses[str(SHAPES[0])]) < NEAR]
+    return max(exact, key=lambda shape: speeds[str(shape)])
 
 
 def _each(step: Callable[[Sequence[Row]], float], some: Sequence[Sequence[Row]]) -> list[float]:
