@@ -115,37 +115,11 @@ def _corrected(
 
     ``before``: the records of the stage so far. Return those of this round, training last.
     """
-    folders, corrections = RunFolders(step.recipe), corrections_of(recipe)
-    assert corrections and recipe.cold_start
-    policy, agent = artifacts.output(before[-1], "policy"), recipes.agent_of(recipe)
-    rolled_out = rollout(
-        step,
-        RolloutInputs(
-            policy=policy,
-            questions=Artifact.at(folders.split("train")),
-            size=corrections.episodes,
-            first=(step.iteration - 1) * corrections.episodes,
-            budget=ALONE,
-            agent=agent,
-            corpus=Artifact.at(folders.corpus),
-        ),
-        environment=environment,
-    )
-    earlier = [record for record in before if record["verb"] == "correct"]
-    traces = artifacts.output(earlier[-1], "traces") if earlier else Artifact.at(folders.traces)
-    labelled = correct(
-        step,
-        CorrectInputs(
-            trees=artifacts.output(rolled_out, "trees"),
-            traces=traces,
-            policy=policy,
-            agent=agent,
-            context=recipe.prepare.policy.context,
-        ),
-        environment=environment,
-    )
+    corrections, cold = corrections_of(recipe), recipe.cold_start
+    assert corrections and cold
+    rolled_out, labelled = _labelled(step, recipe, before, corrections.episodes, environment)
     metrics = labelled["metrics"]
-    done = recipe.cold_start.steps + (step.iteration - 1) * corrections.steps
+    done = cold.steps + (step.iteration - 1) * corrections.steps
     run.log_metrics(metrics, step=done, at=labelled["finished"])
     print(
         f"cold start, corrections {step.iteration}: {metrics['corrections']:,} states of "
@@ -153,9 +127,40 @@ def _corrected(
         f"{metrics['agreement']:.0%}",
         flush=True,
     )
-    settings = recipe.cold_start.model_copy(update={"steps": corrections.steps})
-    inputs = ColdStartInputs(policy, artifacts.output(labelled, "traces"), settings, recipe.machine)
+    settings = cold.model_copy(update={"steps": corrections.steps})
+    policy, traces = artifacts.output(before[-1], "policy"), artifacts.output(labelled, "traces")
+    inputs = ColdStartInputs(policy, traces, settings, recipe.machine)
     return [rolled_out, labelled, _fine_tuned(step, inputs, run, done)]
+
+
+def _labelled(
+    step: SubStep,
+    recipe: Recipe,
+    before: Sequence[Record],
+    episodes: int,
+    environment: OpenEnvironment,
+) -> tuple[Record, Record]:
+    """Return the record of the newest policy's episodes, and that of the solver's acts in them."""
+    folders, agent = RunFolders(step.recipe), recipes.agent_of(recipe)
+    policy = artifacts.output(before[-1], "policy")
+    earlier = [record for record in before if record["verb"] == "correct"]
+    traces = artifacts.output(earlier[-1], "traces") if earlier else Artifact.at(folders.traces)
+    rolled_out = rollout(
+        step,
+        RolloutInputs(
+            policy=policy,
+            questions=Artifact.at(folders.split("train")),
+            size=episodes,
+            first=(step.iteration - 1) * episodes,
+            budget=ALONE,
+            agent=agent,
+            corpus=Artifact.at(folders.corpus),
+        ),
+        environment=environment,
+    )
+    trees, context = artifacts.output(rolled_out, "trees"), recipe.prepare.policy.context
+    inputs = CorrectInputs(trees, traces, policy, agent, context)
+    return rolled_out, correct(step, inputs, environment=environment)
 
 
 if __name__ == "__main__":
