@@ -22,8 +22,8 @@ KINDS: dict[Path, str] = {  # section -> its key that decides which others it ha
     ("prepare", "questions"): "source",
     ("prepare", "expert"): "kind",
 }
-NAMED = ("tools", "environment", "dialect")  # sections with entries by name
-ONE_NAME = ("environment", "dialect")  # of these, sections with one entry at most
+NAMED = ("tools", "environment", "program", "dialect")  # sections with entries by name
+ONE_NAME = ("environment", "program", "dialect")  # of these, sections with one entry at most
 OF_ITS_RUNS = ("champion", "expect")  # what holds for the runs of the base alone
 BESIDE: dict[Path, tuple[str, ...]] = {  # key -> those beside it that it says more of
     ("prepare", "policy", "origin"): ("name", "gguf"),

@@ -82,14 +82,13 @@ def rollout(
     begun = [] if stored else _begun(inputs, questions)
     origin = Origin(step.stage, step.iteration, inputs.attempt)
     with recording(environment, origin, lambda: step.ledger.scratch(step)) as recorded:
-        grown, seconds = _grown(step, inputs, begun, recorded.environment, acting, advance)
-        trees = [paths[0].tree for paths in grown]
+        trees, seconds = _trees(step, inputs, begun, recorded.environment, acting, advance)
         if failed := [tree for tree in trees if any(masked_leaves(tree, inputs.again))]:
             tasks = [tree.question for tree in failed]
             anew = replace(inputs, attempt=inputs.attempt + AGAIN)
             recorded.ask_again()
-            second, _ = _grown(step, anew, tasks, recorded.environment, acting)
-            trees = _with_second(trees, [paths[0].tree for paths in second], inputs.again)
+            second, _ = _trees(step, anew, tasks, recorded.environment, acting)
+            trees = _with_second(trees, second, inputs.again)
         recorded.save_calls(step.out / "trees")
     trees = stored or trees
     save_trees(trees, step.out / "trees")
@@ -125,6 +124,35 @@ def rollout_part(
     save_part(grown, step.out / "part")
     ids = [question.id for question in questions]
     return {"metrics": {}, "seconds": seconds, "questions": ids}
+
+
+def _trees(
+    step: SubStep,
+    inputs: RolloutInputs,
+    begun: Sequence[Question | Resting],
+    environment: OpenEnvironment,
+    acting: Callable[[Path, Machine], Learner],
+    advance: Callable[[int], object] = lambda finished: None,
+) -> tuple[list[Tree], dict[str, float]]:
+    """Grow trees to their ends, by the recipe's program where it has one; and seconds by part."""
+    if not inputs.agent.program:
+        grown, seconds = _grown(step, inputs, begun, environment, acting, advance)
+        return [paths[0].tree for paths in grown], seconds
+    from tasks.programs.program_rollout import grow_programs  # with a server, for this alone
+
+    agent, actor = inputs.agent, acting(Path(inputs.policy.path), inputs.agent.machine)
+    questions = [one for one in begun if isinstance(one, Question)]
+    setting = _setting(step, inputs, actor.tokenizer, environment)
+    began = time.perf_counter()
+    sampling = ENGINES[agent.engine.kind].open(
+        actor, inputs.policy, agent.engine, agent.machine, inputs.budget.rows
+    )
+    trees, counts = grow_programs(
+        questions, sampling, setting, inputs.top_p, environment.program, agent.dialect, advance
+    )
+    sampling.release()
+    worked = time.perf_counter() - began - counts.idle
+    return trees, {"sampling": worked, "tools": counts.idle}
 
 
 def _grown(

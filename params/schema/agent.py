@@ -114,6 +114,7 @@ class Agent(Frozen):
     # name -> settings; tasks/recipes checks them against the files that are named
     tools: Sections
     environment: Sections  # at most one; none: single questions with tools
+    program: Sections = Field(default_factory=dict)  # at most one, which is the agent then
     dialect: Sections  # exactly one
     sources: dict[str, str]  # name -> digest of the source that the name stands for
     engine: EngineSettings

@@ -311,6 +311,9 @@ Maskable = Literal[
     "unavailable",
     "tools_changed",
     "over_budget",
+    "program_died",
+    "program_failed",
+    "program_timeout",
     "cut",
     "out_of_space",
     "too_many_calls",
@@ -324,6 +327,7 @@ INFRASTRUCTURE: tuple[Maskable, ...] = (
     "unavailable",
     "tools_changed",
     "over_budget",
+    "program_died",
 )
 
 

@@ -65,6 +65,8 @@ class Recipe(Frozen):
     tools: Sections
     # the world that the agent acts in; none: single questions
     environment: Sections = Field(default_factory=dict)
+    # an agent that somebody else has written; none: the dialogue of this project
+    program: Sections = Field(default_factory=dict)
     dialect: Sections  # how turns and calls are written
     judge: Judge | None = None  # null: no answer is scored by a model
     engine: EngineSettings

@@ -66,6 +66,7 @@ class TagsDialect(TagsReader):
 
     def __init__(self, tokenizer: Any, dialogue: Dialogue, specs: Sequence[ToolSpec]) -> None:
         super().__init__([spec.name for spec in specs])
+        self.specs = tuple(specs)
         self.tokenizer = tokenizer
         system = dialogue.system.replace(TOOLS, describe(specs))
         self.dialogue = dialogue.model_copy(update={"system": system})

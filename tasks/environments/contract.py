@@ -65,6 +65,7 @@ class OpenEnvironment:
     # Begin to record, for one sub-step, results of tools that are not repeatable; None: all are.
     # Takes the sub-step, and a function that makes its scratch folder.
     recorded: Callable[[Origin, Callable[[], Path]], AbstractContextManager[Recorded]] | None = None
+    program: Any = None  # the agent, where it is somebody else's (tasks/programs/opening.py)
 
 
 @dataclass(frozen=True)

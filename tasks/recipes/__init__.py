@@ -28,6 +28,8 @@ from tasks import scorers
 from tasks.environments.own_world import environment_kind
 from tasks.extensions import named
 from tasks.policy import abilities, layer_kinds
+from tasks.programs import program_faults
+from tasks.programs.own_program import program_kind, program_sources
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled, Teacher
 from tasks.recipes import contradictions
@@ -36,9 +38,13 @@ from tasks.rewards.steps import Steps
 from tasks.tools.own_tool import offered, tool_kind
 from tasks.trees.labels import Labels
 
-KINDS: dict[str, Callable[[str], Any]] = {"tools": tool_kind, "environment": environment_kind}
+KINDS: dict[str, Callable[[str], Any]] = {
+    "tools": tool_kind,
+    "environment": environment_kind,
+    "program": program_kind,
+}
 FAULTY_KEY = re.compile(r": (?:\w+ key )?'([^']+)'")  # in a fault
-SECTIONS = ("tools", "environment", "dialect")  # of a recipe, each a mapping by name
+SECTIONS = ("tools", "environment", "program", "dialect")  # of a recipe, each a mapping by name
 
 
 def load(name: str, folder: Path = PARAMS) -> Recipe:
@@ -246,7 +252,7 @@ def cross_faults(recipe: Recipe) -> list[str]:
     """Return what sections ask of each other and do not get, one line a fault."""
     source = recipe.prepare.questions.source
     faults = []
-    if not recipe.tools and not recipe.environment:
+    if not recipe.tools and not recipe.environment and not recipe.program:
         faults.append(
             f"tools is empty: give at least one of {', '.join(named.names('tools'))}, or an "
             "environment"
@@ -266,9 +272,10 @@ def cross_faults(recipe: Recipe) -> list[str]:
             "reinforce.reward has the part 'model', and reward_model is null: write the section "
             "reward_model (docs/reward-model.md), or remove the part"
         )
+    faults += program_faults.faults(recipe)
     for name, settings in recipe.tools.items():
         faults += kind_of("tools", name).faults(settings, source)
-    for section in ("environment", "dialect"):
+    for section in ("environment", "program", "dialect"):
         for name, settings in getattr(recipe, section).items():
             faults += kind_of(section, name).faults(settings)
     return faults
@@ -280,7 +287,7 @@ def _not_repeatable(recipe: Recipe) -> list[str]:
         f"{section}.{name} is not repeatable, and reinforce.turns_per_policy "
         f"{recipe.reinforce.turns_per_policy} divides a rollout into parts, whose records are not "
         "joined: set turns_per_policy to null"
-        for section in KINDS
+        for section in ("tools", "environment")
         for name in getattr(recipe, section)
         if not kind_of(section, name).repeatable
     ]
@@ -288,13 +295,16 @@ def _not_repeatable(recipe: Recipe) -> list[str]:
 
 def agent_of(recipe: Recipe) -> Agent:
     """Return everything that decides how the recipe's agent acts, the named sources included."""
-    pairs = [(section, name) for section in SECTIONS for name in getattr(recipe, section)]
+    sections = ("tools", "environment", "dialect")
+    pairs = [(section, name) for section in sections for name in getattr(recipe, section)]
+    sources = {name: named.find(section, name).sources for section, name in pairs}
     return Agent(
         dialogue=recipe.dialogue,
         tools=recipe.tools,
         environment=recipe.environment,
         dialect=recipe.dialect,
-        sources={name: named.find(section, name).sources for section, name in pairs},
+        program=recipe.program,
+        sources=sources | {name: program_sources() for name in recipe.program},
         engine=recipe.engine,
         machine=recipe.machine,
     )

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from params.schema.recipe import Recipe
 from tasks.environments import open_environment
 from tasks.environments.contract import OpenEnvironment
+from tasks.programs.opening import open_program
 from tasks.rewards.scoring import Reader
 
 
-def open_recipe(recipe: Recipe, corpus: Path) -> AbstractContextManager[OpenEnvironment]:
-    """Open the tools and the world of a recipe; ``corpus`` is the folder of its documents.
+@contextmanager
+def open_recipe(recipe: Recipe, corpus: Path) -> Iterator[OpenEnvironment]:
+    """Open the tools, the world and the program of a recipe; ``corpus``: its documents.
 
-    Raises RuntimeError and ValueError as ``open_environment``.
+    Raises RuntimeError and ValueError as ``open_environment`` and ``open_program``.
     """
-    return open_environment(recipe.tools, recipe.environment, recipe.machine.threads, corpus)
+    threads = recipe.machine.threads
+    with (
+        open_program(recipe.program) as program,
+        open_environment(recipe.tools, recipe.environment, threads, corpus) as environment,
+    ):
+        yield replace(environment, program=program)
 
 
 def reader_of(recipe: Recipe, policy: Path | str, environment: OpenEnvironment) -> Reader:

@@ -22,7 +22,7 @@ from tasks.scorers import judge as judge_scorer
 from tasks.scorers.contract import ScorerKind
 from tasks.scorers.maths import OVER_BUDGET, WORKERS
 from tasks.scorers.maths_worker import TIMEOUT
-from tasks.trees.dialogue import RESULT_TAGS
+from tasks.trees.dialogue import RESULT_TAGS, boxed
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import (
     TURN,
@@ -32,6 +32,7 @@ from tasks.trees.tree import (
     Question,
     Tree,
     acts,
+    program_said,
     response_tokens,
     sampled,
 )
@@ -146,7 +147,10 @@ def _endings(
     """Return the endings of a tree, in leaf order, with the breakdowns of their scores."""
     world, trajectories = tree.of_world, list(tree.trajectories())
     turns = _turns(trajectories)
-    answers = [None if world else reader.answer(texts) for texts in turns]
+    answers = [
+        None if world else _answer(reader, trajectory, texts)
+        for trajectory, texts in zip(trajectories, turns, strict=True)
+    ]
     if tree.question.id in hidden:
         breakdowns = [HIDDEN] * len(answers)
     elif world:
@@ -179,14 +183,27 @@ def _turns(trajectories: Sequence[Sequence[Node]]) -> list[list[str]]:
     return [[_storable(turn.text) for turn in sampled(each)] for each in trajectories]
 
 
+def _answer(reader: Reader, trajectory: Sequence[Node], texts: Sequence[str]) -> str | None:
+    """Return the final answer of a trajectory: what its program has returned, or what it says.
+
+    Policies learn to put answers into a box, which a program passes on: what is inside counts.
+    """
+    said = program_said(trajectory)
+    if said is None:
+        return reader.answer(texts)
+    answer = said.get("answer")
+    return (boxed(answer) or answer) if answer else None
+
+
 def _judged(trees: Sequence[Tree], reader: Reader, judge: OpenJudge | None) -> Breakdowns:
     """Ask the judge about all answers to questions that name it; {} where there are none."""
     submissions = [
         judge_scorer.asked_of(tree.question, answer)
         for tree in trees
         if tree.question.scorer == judge_scorer.NAME and not tree.of_world
-        for texts in _turns(list(tree.trajectories()))
-        if (answer := reader.answer(texts)) is not None
+        for trajectory in tree.trajectories()
+        for texts in _turns([trajectory])
+        if (answer := _answer(reader, trajectory, texts)) is not None
     ]
     if submissions and judge is None:
         raise ValueError(

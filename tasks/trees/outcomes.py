@@ -28,6 +28,9 @@ class Outcome(StrEnum):
     WORLD_FAILED = "world_failed"  # The environment failed, and no act of the agent was the cause.
     WORLD_TIMEOUT = "world_timeout"  # The same: it did not answer within its time limit.
     WORLD_BROKEN = "world_broken"  # The environment failed twice at one act, maybe because of it.
+    PROGRAM_FAILED = "program_failed"  # The agent's program raised an error, or returned no result.
+    PROGRAM_TIMEOUT = "program_timeout"  # The program worked for longer than the recipe allows.
+    PROGRAM_DIED = "program_died"  # A signal, or the end of its host, has ended the program.
     PART = "part"  # The next node continues this turn, because trajectories part inside it.
 
     # Of a tool call.
@@ -67,6 +70,9 @@ TURN_OUTCOMES = (  # of a whole turn, and so of a trajectory
     Outcome.WORLD_FAILED,
     Outcome.WORLD_TIMEOUT,
     Outcome.WORLD_BROKEN,
+    Outcome.PROGRAM_FAILED,
+    Outcome.PROGRAM_TIMEOUT,
+    Outcome.PROGRAM_DIED,
 )
 
 
@@ -106,6 +112,8 @@ CAUSES = dict.fromkeys(Outcome, Cause.AGENT) | {
     Outcome.REPLAY_DIFFERS: Cause.INFRASTRUCTURE,
     Outcome.WORLD_FAILED: Cause.INFRASTRUCTURE,
     Outcome.WORLD_TIMEOUT: Cause.INFRASTRUCTURE,
+    Outcome.PROGRAM_TIMEOUT: Cause.LIMIT,
+    Outcome.PROGRAM_DIED: Cause.INFRASTRUCTURE,
     Outcome.UNAVAILABLE: Cause.INFRASTRUCTURE,
     Outcome.TOOLS_CHANGED: Cause.INFRASTRUCTURE,
     Outcome.OVER_BUDGET: Cause.INFRASTRUCTURE,

@@ -34,6 +34,8 @@ from tasks.trees.outcomes import ACTED, ENDED_BY_WORLD, Outcome
 PROMPT, TURN, RESULT = "prompt", "turn", "result"  # kinds of nodes
 # The key of ``Observation.info`` under which a world may say, in one word, why it refused an act.
 REFUSAL = "refusal"
+# The key under which the last turn of a program's episode has what the program has returned.
+PROGRAM = "program"
 AFTER_RESULT, AT_MARK = "entropy", "mark"  # kinds of branching decisions
 
 
@@ -497,6 +499,16 @@ def observed_before(trajectory: Sequence[Node]) -> list[str]:
             keys.append(before.text if seen is None else seen.key)
             seen = turn.observation
     return keys
+
+
+def program_said(trajectory: Sequence[Node]) -> Mapping[str, Any] | None:
+    """Return what the program of a trajectory has returned: answer, reward, parts; or its fault.
+
+    None for a trajectory that no program has led.
+    """
+    last = trajectory[-1].observation
+    said = None if last is None else last.info.get(PROGRAM)
+    return said if isinstance(said, Mapping) else None
 
 
 def step_rewards(trajectory: Sequence[Node]) -> list[float]:

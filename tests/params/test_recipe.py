@@ -133,6 +133,7 @@ def test_recipes_keep_the_values_of_their_files(loaded):
         values = edited(FILES[name], {})
         assert recipe.expect == values.pop("expect", None)  # is in no key either
         values["environment"] = values["environment"] or {}
+        values["program"] = values.get("program") or {}
         values["dialogue"] = {**GROWING, **values["dialogue"]}
         values["reinforce"] = {"curriculum": None, **values["reinforce"]}
         values["reinforce"]["update"] = {"stop_at_kl": None, **values["reinforce"]["update"]}
@@ -149,7 +150,7 @@ def test_recipes_keep_the_values_of_their_files(loaded):
             written = values["engine"].pop(key, defaults().get(f"engine.{key}"))
             assert chosen == (tuple(written) if key == "servers" else written)
         says = recipe.model_dump(mode="json")
-        for section in ("tools", "dialect", "environment"):  # settings of an entry may be left out
+        for section in ("tools", "dialect", "environment", "program"):  # settings of an entry may be left out
             for entry, settings in values[section].items():
                 values[section][entry] = says[section][entry] | settings
         assert says == values

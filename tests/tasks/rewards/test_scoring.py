@@ -21,6 +21,8 @@ RIGHT = "<think>t</think><answer>\\boxed{408}</answer>"
 ALMOST = "<think>t</think><answer>\\boxed{New York}</answer>"
 numbers = st.floats(-5, 5)
 
+OF_WORLDS = [outcome for outcome in TURN_OUTCOMES if not outcome.startswith("program_")]
+
 
 def node(parent, kind, text, outcome="", observation=None):
     tokens = np.arange(len(text), dtype=np.int32)
@@ -156,7 +158,7 @@ def test_worlds_and_answers_that_nothing_scored_have_no_lenient_score():
         assert (row["lenient"], row["last_number"]) == (None, None)
 
 
-@pytest.mark.parametrize("outcome", list(TURN_OUTCOMES))
+@pytest.mark.parametrize("outcome", OF_WORLDS)
 def test_an_episode_that_its_agent_ended_earns_the_penalty(outcome):
     tree = world(step(0.5))
     tree.nodes[-1] = replace(tree.nodes[-1], outcome=outcome)
@@ -229,7 +231,7 @@ def test_what_is_no_list_of_parts_is_refused(values):
     assert not typed
     assert (
         "'reinforce.reward'" in fault
-        and "answer, format, many_tools, model, scorer, steps, unfinished" in fault
+        and "answer, format, many_tools, model, program, scorer, steps, unfinished" in fault
     )
 
 

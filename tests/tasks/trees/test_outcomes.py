@@ -29,7 +29,7 @@ def test_sandbox_names_the_same_outcomes():
 
 def test_values_are_names_in_lower_case():
     assert all(each.value == each.name.lower() for each in (*Outcome, *StopReason))
-    assert len(set(TURN_OUTCOMES)) == len(TURN_OUTCOMES) == 15
+    assert len(set(TURN_OUTCOMES)) == len(TURN_OUTCOMES) == 18
 
 
 def test_outcome_is_stored_as_plain_text(tmp_path):

@@ -1,0 +1,1 @@
+"""Programs: agents that somebody else has written, which ask at an address for their answers."""

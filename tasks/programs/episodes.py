@@ -1,0 +1,224 @@
+"""One episode of a program: the answers that were sampled for it, and how they follow each other.
+
+A request whose messages extend those of an earlier one, and what it was answered, goes on from the
+tokens that were sampled there. Any other one, after a compaction, with another system message or of
+a sub-agent, begins with a prompt of its own. What an answer is drawn with comes from the messages
+before it, never from the time at which they came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tasks.dialects.chat_format import FORGED, ChatFormat, ChatMessage, TurnReply
+from tasks.dialects.contract import Tokens
+from tasks.engines import Sample
+from tasks.programs.asking import Asked
+from tasks.programs.contract import Result
+from tasks.programs.messages import Canonical, RefusedError, canonical, digest, tool_form
+from tasks.trees.tree import Question
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """One sampled answer, and where it stands."""
+
+    asked: Asked
+    forms: tuple[Canonical, ...]  # of the messages that it answers
+    key: str  # of these messages, the tools and its number among equal ones
+    before: SampledAnswer | None  # from whose tokens it goes on; None: its prompt is its own
+    prompt: Tokens  # all tokens before the turn
+    sample: Sample
+    reply: TurnReply
+    order: tuple[int, int, str]  # of its turn in the trajectory: round, depth, key
+
+    @property
+    def observed(self) -> Tokens:
+        """Return the tokens between the turn before and this one, or the whole prompt."""
+        known = 0 if self.before is None else len(self.before.prompt) + len(self.before.tokens)
+        return self.prompt[known:]
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return the sampled tokens."""
+        return self.sample.tokens
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """What an episode may use."""
+
+    requests: int
+    prompt_tokens: int  # of a request
+    response_tokens: int  # sampled and observed tokens of the episode, prompts aside
+    tool_calls: int
+
+
+@dataclass
+class ProgramEpisode:
+    """What the program of one episode has asked so far.
+
+    Its methods are called by the gateway's thread and by the one that samples; a lock is held.
+    """
+
+    question: Question
+    index: int  # of the leaf
+    seed: str  # of the batch
+    limits: EpisodeLimits
+    answers: list[SampledAnswer] = field(default_factory=list)
+    asked: int = 0  # requests that were taken
+    used: int = 0  # response tokens so far
+    counts: dict[str, int] = field(default_factory=dict)  # of equal conversations
+    result: Result | None = None  # what the program has returned
+    outcome: str = ""  # an Outcome, where the program has failed
+    fault: str = ""  # what is known of that
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def place(self, asked: Asked, chat: ChatFormat) -> Placed:
+        """Return where an answer to a request stands, for its sampling.
+
+        Raises RefusedError where the episode has used up a limit, or the prompt has no room.
+        """
+        forms = tuple(canonical(asked.messages))
+        tools = tool_form(asked.tools)
+        with self.lock:
+            prefix = digest(forms, tools)
+            self._check_limits(asked)
+            number = self.counts.get(prefix, 0)
+            before, following = self._continued(asked, forms, tools)
+        prompt, before = _prompt(chat, asked, before, following)
+        observed = len(prompt) - (
+            len(before.prompt) + len(before.tokens) if before else len(prompt)
+        )
+        with self.lock:
+            room = self._room(prompt, observed)
+            self.counts[prefix] = number + asked.choices
+            self.asked += 1
+        limit = min(asked.max_tokens, room)
+        keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]
+        return Placed(asked, forms, keys, before, prompt, limit, chat)
+
+    def _check_limits(self, asked: Asked) -> None:
+        limits = self.limits
+        if self.asked + asked.choices > limits.requests:
+            raise RefusedError(
+                f"the episode has made {self.asked} requests, and 'requests' allows "
+                f"{limits.requests}",
+                429,
+                "too_many_requests",
+            )
+        results = sum(message.role == "tool" for message in asked.messages)
+        if results > limits.tool_calls:
+            raise RefusedError(
+                f"the conversation has {results} tool results, and dialogue.tool_calls allows "
+                f"{limits.tool_calls}",
+                400,
+                "too_many_calls",
+            )
+
+    def _room(self, prompt: Tokens, observed: int) -> int:
+        """Return how many tokens an answer may have. Raises RefusedError where there is no room."""
+        limits = self.limits
+        if len(prompt) > limits.prompt_tokens:
+            raise RefusedError(
+                f"the conversation has {len(prompt)} tokens, and program's 'prompt_tokens' allows "
+                f"{limits.prompt_tokens}",
+                400,
+                "context_length_exceeded",
+            )
+        room = limits.response_tokens - self.used - observed
+        if room < 1:
+            raise RefusedError(
+                f"the episode has used its {limits.response_tokens} tokens "
+                "(dialogue.response_tokens)",
+                400,
+                "context_length_exceeded",
+            )
+        return room
+
+    def _continued(
+        self, asked: Asked, forms: tuple[Canonical, ...], tools: str
+    ) -> tuple[SampledAnswer | None, Sequence[ChatMessage]]:
+        """Return the answer that a request goes on from, and the messages after it."""
+        fitting = [
+            answer
+            for answer in self.answers
+            if len(forms) > len(answer.forms) + 1
+            and forms[: len(answer.forms)] == answer.forms
+            and forms[len(answer.forms)] == canonical([answer.reply.message])[0]
+            and tool_form(answer.asked.tools) == tools
+            and answer.reply.outcome not in FORGED
+        ]
+        if not fitting:
+            return None, ()
+        last = max(fitting, key=lambda answer: len(answer.forms))
+        following = asked.messages[len(last.forms) + 1 :]
+        if any(message.role in ("assistant", "system") for message in following):
+            return None, ()
+        return last, following
+
+    def add(self, answers: Sequence[SampledAnswer]) -> None:
+        """Keep answers that were sampled."""
+        with self.lock:
+            for answer in answers:
+                self.answers.append(answer)
+                observed = len(answer.observed) if answer.before else 0
+                self.used += observed + len(answer.tokens)
+
+    def in_order(self) -> list[SampledAnswer]:
+        """Return all answers in the order of the trajectory, which no clock decides."""
+        return sorted(self.answers, key=lambda answer: answer.order)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A request that is about to be sampled."""
+
+    asked: Asked
+    forms: tuple[Canonical, ...]
+    keys: list[str]  # of each answer
+    before: SampledAnswer | None
+    prompt: Tokens
+    max_tokens: int
+    chat: ChatFormat
+
+
+def _prompt(
+    chat: ChatFormat, asked: Asked, before: SampledAnswer | None, following: Sequence[ChatMessage]
+) -> tuple[Tokens, SampledAnswer | None]:
+    """Return all tokens before the answer; where no bridge leads on, those of a fresh prompt."""
+    if before is not None:
+        more = chat.extend(before.prompt, before.tokens, following)
+        if more is not None:
+            return np.concatenate([before.prompt, before.tokens, more]), before
+    try:
+        return chat.prompt(asked.messages), None
+    except ValueError as error:
+        raise RefusedError(str(error)) from None
+
+
+def seed_of(episode: ProgramEpisode, key: str) -> int:
+    """Return the seed of an answer: from run, question, episode, messages and their count."""
+    words = (episode.seed, episode.question.id, str(episode.index), key)
+    return int.from_bytes(hashlib.blake2b("/".join(words).encode(), digest_size=8).digest())
+
+
+def until_stop(sample: Sample, texts: Sequence[str], stops: Sequence[str]) -> tuple[Sample, bool]:
+    """Return a sample cut behind the token that completes one of a request's stop strings.
+
+    ``texts``: of its tokens. What was drawn after it was never read. Also whether it was cut.
+    """
+    if not stops:
+        return sample, False
+    whole = ""
+    for count, text in enumerate(texts, 1):
+        whole += text
+        if any(stop in whole for stop in stops):
+            parts = (sample.tokens[:count], sample.logprobs[:count], sample.entropies[:count])
+            return Sample(*parts, "stop", sample.experts), True
+    return sample, False

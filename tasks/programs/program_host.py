@@ -1,0 +1,359 @@
+"""Run the episodes of a program: a process that each trainer starts once, maybe in a sandbox.
+
+It loads a user's function once and forks for each episode, or starts a command for each. Standard
+library alone: it also runs in a Python of the program's own. Lines of JSON come in,
+``{"id": 3, "task": ..., "endpoint": ..., "variables": ...}`` or ``{"kill": 3}``, and go out: first
+``{"ready": true}`` or ``{"broken": ...}``, then one for each episode that has ended.
+
+An episode is a process that looks after it, and the program below that. When the program ends or is
+killed, all that it has started ends, in other sessions, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import re
+import resource
+import selectors
+import signal
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tasks.extensions import descendants
+from tasks.programs import relay
+
+KEPT = 4000  # bytes at the end of what a program prints
+RETURNED = 2**18  # bytes of what it returns, at most
+FILE_BYTES = 2**26  # of a file that it writes, at most
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Watched:
+    """An episode that runs: its processes, and what they have written."""
+
+    def __init__(self, name: Any, process: int, returned: int, printed: int) -> None:
+        self.name, self.process = name, process
+        self.pipes = {returned: bytearray(), printed: bytearray()}
+        self.returned, self.printed = self.pipes[returned], self.pipes[printed]
+        self.too_long = False
+
+    def read(self, pipe: int) -> bool:
+        """Read what a pipe holds; return whether it has ended."""
+        with suppress(BlockingIOError):
+            chunk = os.read(pipe, 65536)
+            held = self.pipes[pipe]
+            held += chunk
+            most = RETURNED if held is self.returned else KEPT
+            if len(held) > most:
+                self.too_long = self.too_long or held is self.returned
+                del held[:-most]
+            return not chunk
+        return False
+
+
+class Host:
+    """The loop of the process."""
+
+    def __init__(self, job: dict[str, Any], orders: int, replies: int, kept: set[int]) -> None:
+        """``kept``: processes below this one that are no episode's."""
+        self.job, self.orders, self.replies, self.kept = job, orders, replies, kept
+        self.selector = selectors.DefaultSelector()
+        self.episodes: dict[Any, Watched] = {}
+        self.unread = bytearray()
+        self.function: Any = None
+        self.warmed = False  # what episodes import by themselves has been imported here
+
+    def run(self) -> None:
+        """Serve until the orders end."""
+        try:
+            if "function" in self.job:
+                self.function = loaded(**self.job["function"])
+        except BaseException as error:
+            self.say({"broken": f"{described(error)}{place(error)}"})
+            return
+        self.say({"ready": True})
+        os.set_blocking(self.orders, False)
+        self.selector.register(self.orders, selectors.EVENT_READ, self.obey)
+        while self.selector.get_map():
+            for key, _ in self.selector.select():
+                if key.data(key.fd) is False:
+                    return
+
+    def say(self, reply: dict[str, Any]) -> None:
+        line = json.dumps(reply).encode() + b"\n"
+        while line:
+            line = line[os.write(self.replies, line) :]
+
+    def obey(self, pipe: int) -> bool:
+        """Read orders; return False at their end."""
+        chunk = os.read(pipe, 2**20)
+        if not chunk:
+            return False
+        self.unread += chunk
+        *lines, rest = self.unread.split(b"\n")
+        self.unread = bytearray(rest)
+        for line in lines:
+            order = json.loads(line)
+            if "kill" in order:
+                watched = self.episodes.get(order["kill"])
+                if watched:
+                    os.kill(watched.process, signal.SIGTERM)
+            else:
+                self.start(order)
+        return True
+
+    def start(self, order: dict[str, Any]) -> None:
+        """Start an episode."""
+        returned, to_return = os.pipe()
+        printed, to_print = os.pipe()
+        process = os.fork()
+        if process == 0:
+            os.close(returned)
+            os.close(printed)
+            look_after(self, order, to_return, to_print)
+        os.close(to_return)
+        os.close(to_print)
+        watched = self.episodes[order["id"]] = Watched(order["id"], process, returned, printed)
+        for pipe in (returned, printed):
+            os.set_blocking(pipe, False)
+            self.selector.register(pipe, selectors.EVENT_READ, lambda fd: self.drain(watched, fd))
+        ended = os.pidfd_open(process)
+        self.selector.register(ended, selectors.EVENT_READ, lambda fd: self.end(watched, fd))
+
+    def drain(self, watched: Watched, pipe: int) -> None:
+        if pipe in watched.pipes and watched.read(pipe):
+            self.selector.unregister(pipe)
+            del watched.pipes[pipe]
+            os.close(pipe)
+
+    def end(self, watched: Watched, ended: int) -> None:
+        """Say how an episode has ended, once it has."""
+        self.selector.unregister(ended)
+        os.close(ended)
+        status = os.waitstatus_to_exitcode(os.waitpid(watched.process, 0)[1])
+        for pipe in list(watched.pipes):
+            while pipe in watched.pipes and not watched.read(pipe) and pending(pipe):
+                pass
+            self.selector.unregister(pipe)
+            os.close(pipe)
+        del self.episodes[watched.name]
+        self.end_orphans()
+        printed = SURROGATE.sub("\ufffd", watched.printed.decode(errors="replace"))
+        reply = {"id": watched.name, "status": status, "printed": printed[-KEPT:]}
+        if watched.too_long:
+            reply["too_long"] = RETURNED
+        else:
+            reply["returned"] = watched.returned.decode(errors="replace")
+            if self.function is not None:
+                self.unpack(reply)
+        self.say(reply)
+
+    def unpack(self, reply: dict[str, Any]) -> None:
+        """Take what a function returned out of what its process said.
+
+        What the first episode has imported by itself is imported here, once for all that follow.
+        """
+        with suppress(ValueError, TypeError, AttributeError):
+            said = json.loads(reply["returned"])
+            reply["returned"] = json.dumps(said["returned"])
+            modules, self.warmed = said.get("modules", []) if not self.warmed else [], True
+            for name in modules:
+                with suppress(BaseException):
+                    importlib.import_module(name)
+
+    def end_orphans(self) -> None:
+        """Kill what an episode has left behind when its own guard was killed."""
+        ours = {watched.process for watched in self.episodes.values()} | self.kept
+        me = os.getpid()
+        for process in descendants.descendants():
+            with suppress(OSError, IndexError, ValueError):
+                parent = descendants._parent(process)[0]
+                if parent == me and process not in ours:
+                    os.kill(process, signal.SIGKILL)
+                    os.waitpid(process, 0)
+
+
+def pending(pipe: int) -> bool:
+    """Return whether a pipe holds something to read, or has ended."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+# ---------------------------------------------------------------- the processes of an episode
+
+
+def look_after(host: Host, order: dict[str, Any], to_return: int, to_print: int) -> None:
+    """Start the program of an episode; when it ends, end all that it has started, and this."""
+    status = 1
+    try:
+        descendants.signal_at_parents_end(signal.SIGTERM)
+        os.setsid()
+        descendants.adopt_orphans()
+        for pipe in [
+            host.orders,
+            host.replies,
+            *(p for e in host.episodes.values() for p in e.pipes),
+        ]:
+            with suppress(OSError):
+                os.close(pipe)
+        signal.signal(signal.SIGTERM, lambda *_: killed())
+        process = os.fork()
+        if process == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            act(host, order, to_return, to_print)
+        os.close(to_return)
+        os.close(to_print)
+        while True:
+            ended, how = os.waitpid(-1, 0)
+            if ended == process:
+                break
+        status = os.waitstatus_to_exitcode(how)
+        status = 128 - status if status < 0 else status
+        descendants.end_descendants()
+    finally:
+        os._exit(status & 0xFF)
+
+
+def killed() -> None:
+    """End an episode that its trainer ends."""
+    descendants.end_descendants()
+    os._exit(128 + signal.SIGKILL)
+
+
+def act(host: Host, order: dict[str, Any], to_return: int, to_print: int) -> None:
+    """Be the program: call the function, or become the command."""
+    try:
+        descendants.signal_at_parents_end(signal.SIGKILL)
+        limit(host.job)
+        endpoint = order["endpoint"]
+        os.environ.update(
+            {
+                "OPENAI_BASE_URL": endpoint["base_url"],
+                "OPENAI_API_KEY": endpoint["key"],
+                "OPENAI_MODEL": endpoint["model"],
+                **order["variables"],
+            }
+        )
+        given = tempfile.TemporaryFile()  # noqa: SIM115
+        given.write(json.dumps({"task": order["task"], "endpoint": endpoint}).encode() + b"\n")
+        given.seek(0)
+        os.dup2(given.fileno(), 0)
+        os.dup2(to_print, 2)
+        if "command" in host.job:
+            os.dup2(to_return, 1)
+            command = host.job["command"]
+            os.execvp(command[0], command)
+        os.dup2(to_print, 1)
+        known = set(sys.modules)
+        returned = called(host.function, order)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        said = {"returned": returned}
+        if not host.warmed:
+            said["modules"] = [name for name in sys.modules if name not in known]
+        with os.fdopen(to_return, "wb") as channel:
+            channel.write(json.dumps(said).encode())
+    except BaseException as error:
+        with suppress(BaseException):
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
+    os._exit(0)
+
+
+def limit(job: dict[str, Any]) -> None:
+    """Limit memory, files and processes of an episode."""
+    memory = job["memory_mib"] * 2**20
+    for kind, value in (
+        (resource.RLIMIT_DATA, memory),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (value, value))
+
+
+def called(function: Any, order: dict[str, Any]) -> Any:
+    """Return what a function returns for a task, as JSON can hold it."""
+    task, endpoint = SimpleNamespace(**order["task"]), SimpleNamespace(**order["endpoint"])
+    returned = function(task, endpoint)
+    if inspect.isawaitable(returned):
+        returned = asyncio.run(_awaited(returned))
+    if returned is None or isinstance(returned, str | int | float | dict):
+        return returned
+    fields = {name: getattr(returned, name, None) for name in ("answer", "reward", "parts")}
+    if all(value is None for value in fields.values()):
+        raise TypeError(
+            f"it returned a {type(returned).__name__}: return a text, a number, None, or a mapping "
+            "with answer, reward and parts"
+        )
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+async def _awaited(returned: Any) -> Any:
+    return await returned
+
+
+# ---------------------------------------------------------------- the start
+
+
+def loaded(file: str, name: str) -> Any:
+    """Import a user's function."""
+    sys.path.insert(0, str(Path.cwd()))
+    module = importlib.import_module(".".join(Path(file).with_suffix("").parts))
+    return getattr(module, name)
+
+
+def described(error: BaseException) -> str:
+    """Return type and message of an error in one short text."""
+    return SURROGATE.sub("\ufffd", f"{type(error).__name__}: {error}")[:1000]
+
+
+def place(error: BaseException) -> str:
+    """Return where in a file an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def main() -> None:
+    """Begin: keep the channels, drop rights, start the relay, and serve."""
+    job = json.loads(sys.argv[1])
+    orders, replies = os.dup(0), os.dup(1)
+    for pipe in (orders, replies):
+        os.set_inheritable(pipe, False)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what a user's file prints at its import disturbs nothing
+    descendants.adopt_orphans()
+    descendants.signal_at_parents_end(signal.SIGKILL)
+    if job.get("user"):
+        os.setgroups([])
+        os.setgid(job["user"])
+        os.setuid(job["user"])
+        most = job["processes"]
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    kept = {relay.start(job["socket"], job["port"])} if job.get("socket") else set()
+    hide()
+    Host(job, orders, replies, kept).run()
+
+
+def hide() -> None:
+    """Forget where this file lies, so that a program imports its own modules and not these."""
+    here = str(Path(__file__).resolve().parents[2])
+    sys.path[:] = [folder for folder in sys.path if folder not in ("", here)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tasks"]:
+        del sys.modules[name]
+
+
+if __name__ == "__main__":
+    main()

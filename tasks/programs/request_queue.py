@@ -1,0 +1,140 @@
+"""Who waits for an answer and who works: it decides when a round of answers is sampled.
+
+A round begins when all episodes that run wait for an answer, so that what is sampled together does
+not depend on who was faster. Those who let the others wait too long are left out of a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tasks.programs.asking import Asked
+from tasks.programs.episodes import ProgramEpisode, SampledAnswer
+from tasks.programs.messages import RefusedError
+
+SETTLE = 0.002  # seconds in which further requests of the same moment join a round
+LOOK = 0.2  # seconds between two looks at those who work too long
+
+
+@dataclass(eq=False)
+class WaitingRequest:
+    """A request that waits for its answers."""
+
+    episode: ProgramEpisode
+    asked: Asked
+    answered: Future[list[SampledAnswer]] = field(default_factory=Future)
+
+    async def answers(self) -> list[SampledAnswer]:
+        """Wait for the answers. Raises RefusedError where there are none."""
+        return await asyncio.shield(asyncio.wrap_future(self.answered))
+
+
+@dataclass
+class WorkTime:
+    """How long the program of an episode has worked by itself."""
+
+    worked: float = 0.0  # seconds
+    since: float | None = None  # when it began to; None: it waits for an answer
+    waiting: int = 0  # its requests that wait
+
+    def seconds(self, now: float) -> float:
+        return self.worked + (now - self.since if self.since is not None else 0.0)
+
+
+class RequestQueue:
+    """The episodes of a batch, in order, of which some run side by side."""
+
+    def __init__(self, episodes: list[ProgramEpisode], lanes: int, patience: float) -> None:
+        self.left: Iterator[ProgramEpisode] = iter(episodes)
+        self.lanes, self.patience = lanes, patience
+        self.running: dict[int, tuple[ProgramEpisode, WorkTime]] = {}  # by id of the object
+        self.requests: list[WaitingRequest] = []
+        self.changed = threading.Condition()
+        self.first = 0.0  # when the first request of the next round came
+        self.early = 0  # rounds that were begun without some who worked
+        self.idle = 0.0  # seconds in which nothing was sampled
+
+    def begin(self) -> list[ProgramEpisode]:
+        """Count the next episodes as running, as far as there are lanes, and return them."""
+        with self.changed:
+            return self._more()
+
+    def _more(self) -> list[ProgramEpisode]:
+        begun = []
+        while len(self.running) < self.lanes and (episode := next(self.left, None)) is not None:
+            self.running[id(episode)] = (episode, WorkTime(since=time.monotonic()))
+            begun.append(episode)
+        return begun
+
+    def end(self, episode: ProgramEpisode) -> list[ProgramEpisode]:
+        """Count an episode as ended; return those that are to be started in its place."""
+        with self.changed:
+            self.running.pop(id(episode), None)
+            dropped = [request for request in self.requests if request.episode is episode]
+            self.requests = [each for each in self.requests if each.episode is not episode]
+            begun = self._more()
+            self.changed.notify_all()
+        for request in dropped:
+            request.answered.set_exception(RefusedError("the episode has ended", 410, "ended"))
+        return begun
+
+    def put(self, request: WaitingRequest) -> None:
+        """Have a request wait. Raises RefusedError where its episode has ended."""
+        with self.changed:
+            held = self.running.get(id(request.episode))
+            if held is None:
+                raise RefusedError("the episode has ended", 410, "ended")
+            work, now = held[1], time.monotonic()
+            if work.since is not None:
+                work.worked, work.since = work.worked + now - work.since, None
+            work.waiting += 1
+            if not self.requests:
+                self.first = now
+            self.requests.append(request)
+            self.changed.notify_all()
+
+    def take(self) -> list[WaitingRequest] | None:
+        """Wait for the next round: return its requests, [] to look around, None at the end."""
+        began = time.monotonic()
+        with self.changed:
+            self.changed.wait_for(lambda: self._ready() or not self.running, timeout=LOOK)
+            if not self.running:
+                return None
+            if self.requests and self._ready():
+                self.changed.wait(SETTLE)
+            late = bool(self.requests) and time.monotonic() - self.first > self.patience
+            if not (self._ready() or late):
+                self.idle += time.monotonic() - began
+                return []
+            self.early += not self._ready()
+            taken, self.requests = self.requests, []
+        self.idle += time.monotonic() - began
+        return taken
+
+    def _ready(self) -> bool:
+        return bool(self.requests) and all(work.waiting for _, work in self.running.values())
+
+    def give(self, request: WaitingRequest, answers: list[SampledAnswer] | RefusedError) -> None:
+        """Answer a request; its program works on."""
+        with self.changed:
+            held = self.running.get(id(request.episode))
+            if held is not None:
+                work = held[1]
+                work.waiting -= 1
+                if not work.waiting:
+                    work.since = time.monotonic()
+        if isinstance(answers, RefusedError):
+            request.answered.set_exception(answers)
+        else:
+            request.answered.set_result(answers)
+
+    def late(self, seconds: float) -> list[ProgramEpisode]:
+        """Return the episodes whose programs have worked for longer than ``seconds``."""
+        now = time.monotonic()
+        with self.changed:
+            return [e for e, work in self.running.values() if work.seconds(now) > seconds]
