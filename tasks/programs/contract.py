@@ -53,7 +53,7 @@ class ProgramSettings(Frozen):
     prompt_tokens: Positive = 2048  # of a request, at most: the whole conversation so far
     lanes: Positive = 64  # episodes side by side, at most
     memory_mib: Positive = 4096  # of an episode's processes, each
-    # after so many seconds the answers of a round are sampled without those who still work
+    # where nobody has asked for so many seconds, a round is sampled without those who still work
     patience: PositiveFloat = 10.0
     ignored: tuple[Ignorable, ...] = ()  # parameters that its requests have, and that do nothing
     repeatable: bool = True  # it asks the same again where it gets the same answers

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from tasks.trees.outcomes import Outcome
 
 SOCKET = "socket"  # of the gateway, in its folder
 STARTS = 3  # of a host in a row that ends before any episode has
+LOAD_SECONDS = 120.0  # to import the program, on a busy machine
 PROCESSES = 64  # of an episode, at most, on average
 SHOWN = 500  # characters of what a program has printed
 STAGED = {  # files of a host, which runs without the checkout
@@ -41,6 +43,7 @@ class Launcher:
         self.kind, self.settings = kind, settings
         self.stage, self.sockets = folders
         self.endpoint: Callable[[ProgramEpisode], Mapping[str, Any]] = lambda episode: {}
+        self.started: Callable[[ProgramEpisode], None] = lambda episode: None
         self.ended: Callable[[ProgramEpisode], None] = lambda episode: None
         self.running: dict[int, ProgramEpisode] = {}
         self.late: set[int] = set()
@@ -51,6 +54,7 @@ class Launcher:
         self.said = ""  # by the last host that has ended
         self.lock = threading.RLock()
         self.host: subprocess.Popen[bytes] | None = None
+        self.loading: float | None = None  # since when the host loads the program
         self.closed = False
         # A process is ended with the thread that has started it.
         self.spawner = ThreadPoolExecutor(1, "program-host")
@@ -58,17 +62,19 @@ class Launcher:
     def serve(
         self,
         endpoint: Callable[[ProgramEpisode], Mapping[str, Any]],
+        started: Callable[[ProgramEpisode], None],
         ended: Callable[[ProgramEpisode], None],
     ) -> None:
-        """Begin a batch: ``endpoint`` says where an episode asks, ``ended`` is told of its end."""
+        """Begin a batch: ``endpoint`` says where an episode asks; the others are told of it."""
         with self.lock:
-            self.endpoint, self.ended = endpoint, ended
+            self.endpoint, self.started, self.ended = endpoint, started, ended
             self.fruitless = 0
 
     def warm(self) -> None:
         """Start the host, so that it loads while other things do."""
         with self.lock:
             self.host = self.spawner.submit(self._spawn).result()
+            self.loading = time.monotonic()
             threading.Thread(target=self._listen, args=(self.host,), daemon=True).start()
 
     def start(self, episode: ProgramEpisode) -> None:
@@ -100,6 +106,8 @@ class Launcher:
                 self.warm()
                 assert self.host
                 self._send(self.host)
+            if self.loading is not None and time.monotonic() - self.loading > LOAD_SECONDS:
+                self.broken = f"the program takes longer than {LOAD_SECONDS:g} seconds to load"
             if self.broken:
                 raise RuntimeError(self.broken)
 
@@ -170,7 +178,7 @@ class Launcher:
         with self.lock:
             if self.closed or self.host is not host:
                 return
-            self.host = None
+            self.host, self.loading = None, None
             printed = b"".join(said).decode(errors="replace").strip()[-SHOWN:]
             self.said = f"status {status}: {printed}"
             why = f"the host of the programs has ended with {self.said}"
@@ -181,6 +189,10 @@ class Launcher:
         with self.lock:
             if "broken" in reply:
                 self.broken = str(reply["broken"])
+            elif "ready" in reply:
+                self.loading = None
+            elif "started" in reply:
+                self.started(self.running[reply["started"]])
             elif "id" in reply and reply["id"] in self.running:
                 self.fruitless = 0
                 self._ended(int(reply["id"]), reply)
@@ -191,8 +203,9 @@ class Launcher:
         seconds = self.settings.seconds
         if number in self.late:
             self._failed(number, Outcome.PROGRAM_TIMEOUT, f"it worked for over {seconds:g} s")
-        elif status > 128:
-            self._failed(number, Outcome.PROGRAM_DIED, f"signal {status - 128}: {printed}")
+        elif status > 128 or status < 0:
+            number_of_signal = status - 128 if status > 0 else -status
+            self._failed(number, Outcome.PROGRAM_DIED, f"signal {number_of_signal}: {printed}")
         elif status:
             self._failed(number, Outcome.PROGRAM_FAILED, printed or f"exit status {status}")
         else:

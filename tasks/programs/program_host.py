@@ -70,7 +70,9 @@ class Host:
         self.episodes: dict[Any, Watched] = {}
         self.unread = bytearray()
         self.function: Any = None
-        self.warmed = False  # what episodes import by themselves has been imported here
+        # What episodes import by themselves has been imported here; until then one runs alone.
+        self.warmed = "function" not in job
+        self.waiting: list[dict[str, Any]] = []
 
     def run(self) -> None:
         """Serve until the orders end."""
@@ -104,15 +106,30 @@ class Host:
         for line in lines:
             order = json.loads(line)
             if "kill" in order:
-                watched = self.episodes.get(order["kill"])
-                if watched:
-                    os.kill(watched.process, signal.SIGTERM)
-            else:
+                if order["kill"] in self.episodes:
+                    os.kill(self.episodes[order["kill"]].process, signal.SIGTERM)
+            elif self.warmed or not self.episodes:
                 self.start(order)
+            else:
+                self.waiting.append(order)
         return True
 
+    def warm(self, said: bytes | bytearray) -> None:
+        """Import what the first episode has imported by itself, once for all that follow."""
+        if self.warmed:
+            return
+        self.warmed = True
+        with suppress(ValueError, TypeError, AttributeError):
+            for name in json.loads(said)["modules"]:
+                with suppress(BaseException):
+                    importlib.import_module(name)
+        waiting, self.waiting = self.waiting, []
+        for order in waiting:
+            self.start(order)
+
     def start(self, order: dict[str, Any]) -> None:
-        """Start an episode."""
+        """Start an episode, and say so."""
+        self.say({"started": order["id"]})
         returned, to_return = os.pipe()
         printed, to_print = os.pipe()
         process = os.fork()
@@ -130,10 +147,15 @@ class Host:
         self.selector.register(ended, selectors.EVENT_READ, lambda fd: self.end(watched, fd))
 
     def drain(self, watched: Watched, pipe: int) -> None:
-        if pipe in watched.pipes and watched.read(pipe):
+        held = watched.pipes.get(pipe)
+        if held is None:
+            return
+        if watched.read(pipe):
             self.selector.unregister(pipe)
             del watched.pipes[pipe]
             os.close(pipe)
+        if not self.warmed and held is watched.returned and b"\n" in held:
+            self.warm(held.partition(b"\n")[0])
 
     def end(self, watched: Watched, ended: int) -> None:
         """Say how an episode has ended, once it has."""
@@ -146,29 +168,16 @@ class Host:
             self.selector.unregister(pipe)
             os.close(pipe)
         del self.episodes[watched.name]
-        self.end_orphans()
+        if status < 0:  # its guard was killed, and has ended nothing
+            self.end_orphans()
         printed = SURROGATE.sub("\ufffd", watched.printed.decode(errors="replace"))
         reply = {"id": watched.name, "status": status, "printed": printed[-KEPT:]}
         if watched.too_long:
             reply["too_long"] = RETURNED
         else:
             reply["returned"] = watched.returned.decode(errors="replace")
-            if self.function is not None:
-                self.unpack(reply)
         self.say(reply)
-
-    def unpack(self, reply: dict[str, Any]) -> None:
-        """Take what a function returned out of what its process said.
-
-        What the first episode has imported by itself is imported here, once for all that follow.
-        """
-        with suppress(ValueError, TypeError, AttributeError):
-            said = json.loads(reply["returned"])
-            reply["returned"] = json.dumps(said["returned"])
-            modules, self.warmed = said.get("modules", []) if not self.warmed else [], True
-            for name in modules:
-                with suppress(BaseException):
-                    importlib.import_module(name)
+        self.warm(watched.returned.partition(b"\n")[0])
 
     def end_orphans(self) -> None:
         """Kill what an episode has left behind when its own guard was killed."""
@@ -219,7 +228,9 @@ def look_after(host: Host, order: dict[str, Any], to_return: int, to_print: int)
                 break
         status = os.waitstatus_to_exitcode(how)
         status = 128 - status if status < 0 else status
-        descendants.end_descendants()
+        with suppress(ChildProcessError):  # there are none: to look for them takes longer
+            os.waitpid(-1, os.WNOHANG)
+            descendants.end_descendants()
     finally:
         os._exit(status & 0xFF)
 
@@ -254,21 +265,36 @@ def act(host: Host, order: dict[str, Any], to_return: int, to_print: int) -> Non
             command = host.job["command"]
             os.execvp(command[0], command)
         os.dup2(to_print, 1)
-        known = set(sys.modules)
+        if not host.warmed:
+            tell_modules(to_return)
+        ours = os.getpid()
         returned = called(host.function, order)
+        if os.getpid() != ours:  # a process that the function has forked, and that went on here
+            os._exit(0)
         sys.stdout.flush()
         sys.stderr.flush()
-        said = {"returned": returned}
-        if not host.warmed:
-            said["modules"] = [name for name in sys.modules if name not in known]
         with os.fdopen(to_return, "wb") as channel:
-            channel.write(json.dumps(said).encode())
+            channel.write(json.dumps(returned).encode())
     except BaseException as error:
         with suppress(BaseException):
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1)
     os._exit(0)
+
+
+def tell_modules(pipe: int) -> None:
+    """Tell the host what this process has imported, when it first connects to anything."""
+    known = set(sys.modules)
+    told: list[bool] = []
+
+    def hear(event: str, _: Any) -> None:
+        if event == "socket.connect" and not told:
+            told.append(True)
+            modules = [name for name in sys.modules if name not in known]
+            os.write(pipe, json.dumps({"modules": modules}).encode() + b"\n")
+
+    sys.addaudithook(hear)
 
 
 def limit(job: dict[str, Any]) -> None:

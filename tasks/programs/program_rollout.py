@@ -146,7 +146,7 @@ class Desk:
                 for following in self.queue.end(episode):
                     launcher.start(following)
 
-            launcher.serve(endpoint, ended)
+            launcher.serve(endpoint, self.queue.started, ended)
             for episode in self.queue.begin():
                 launcher.start(episode)
             self._serve(stack)
@@ -170,6 +170,7 @@ class Desk:
             self.launcher.look()
             requests = self.queue.take()
             if requests is None:
+                self.launcher.look()  # why all have ended, where none could run
                 return
             if requests:
                 self._round(requests, stack)

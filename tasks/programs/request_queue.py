@@ -17,7 +17,9 @@ from tasks.programs.asking import Asked
 from tasks.programs.episodes import ProgramEpisode, SampledAnswer
 from tasks.programs.messages import RefusedError
 
-SETTLE = 0.002  # seconds in which further requests of the same moment join a round
+# Seconds in which further requests of the same moment join a round: of a program that has asked
+# for one answer at a time so far, and of one that asks for several.
+SETTLE, SETTLE_PARALLEL = 0.003, 0.05
 LOOK = 0.2  # seconds between two looks at those who work too long
 
 
@@ -39,7 +41,7 @@ class WorkTime:
     """How long the program of an episode has worked by itself."""
 
     worked: float = 0.0  # seconds
-    since: float | None = None  # when it began to; None: it waits for an answer
+    since: float | None = None  # when it began to; None: it waits, or has not started
     waiting: int = 0  # its requests that wait
 
     def seconds(self, now: float) -> float:
@@ -55,7 +57,8 @@ class RequestQueue:
         self.running: dict[int, tuple[ProgramEpisode, WorkTime]] = {}  # by id of the object
         self.requests: list[WaitingRequest] = []
         self.changed = threading.Condition()
-        self.first = 0.0  # when the first request of the next round came
+        self.moved = time.monotonic()  # when an episode last asked, began or ended
+        self.parallel = False  # an episode has asked for two answers at once
         self.early = 0  # rounds that were begun without some who worked
         self.idle = 0.0  # seconds in which nothing was sampled
 
@@ -64,11 +67,19 @@ class RequestQueue:
         with self.changed:
             return self._more()
 
+    def started(self, episode: ProgramEpisode) -> None:
+        """Count the seconds of an episode's program from now on."""
+        with self.changed:
+            held = self.running.get(id(episode))
+            if held is not None:
+                held[1].since = self.moved = time.monotonic()
+
     def _more(self) -> list[ProgramEpisode]:
         begun = []
         while len(self.running) < self.lanes and (episode := next(self.left, None)) is not None:
-            self.running[id(episode)] = (episode, WorkTime(since=time.monotonic()))
+            self.running[id(episode)] = (episode, WorkTime())
             begun.append(episode)
+            self.moved = time.monotonic()
         return begun
 
     def end(self, episode: ProgramEpisode) -> list[ProgramEpisode]:
@@ -78,6 +89,7 @@ class RequestQueue:
             dropped = [request for request in self.requests if request.episode is episode]
             self.requests = [each for each in self.requests if each.episode is not episode]
             begun = self._more()
+            self.moved = time.monotonic()
             self.changed.notify_all()
         for request in dropped:
             request.answered.set_exception(RefusedError("the episode has ended", 410, "ended"))
@@ -93,8 +105,8 @@ class RequestQueue:
             if work.since is not None:
                 work.worked, work.since = work.worked + now - work.since, None
             work.waiting += 1
-            if not self.requests:
-                self.first = now
+            self.parallel = self.parallel or work.waiting > 1
+            self.moved = now
             self.requests.append(request)
             self.changed.notify_all()
 
@@ -106,8 +118,8 @@ class RequestQueue:
             if not self.running:
                 return None
             if self.requests and self._ready():
-                self.changed.wait(SETTLE)
-            late = bool(self.requests) and time.monotonic() - self.first > self.patience
+                self._settle()
+            late = bool(self.requests) and time.monotonic() - self.moved > self.patience
             if not (self._ready() or late):
                 self.idle += time.monotonic() - began
                 return []
@@ -115,6 +127,11 @@ class RequestQueue:
             taken, self.requests = self.requests, []
         self.idle += time.monotonic() - began
         return taken
+
+    def _settle(self) -> None:
+        """Wait until no further request comes, so that those of one moment are in one round."""
+        while self.changed.wait(SETTLE_PARALLEL if self.parallel else SETTLE):
+            pass
 
     def _ready(self) -> bool:
         return bool(self.requests) and all(work.waiting for _, work in self.running.values())

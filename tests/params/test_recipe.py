@@ -150,7 +150,8 @@ def test_recipes_keep_the_values_of_their_files(loaded):
             written = values["engine"].pop(key, defaults().get(f"engine.{key}"))
             assert chosen == (tuple(written) if key == "servers" else written)
         says = recipe.model_dump(mode="json")
-        for section in ("tools", "dialect", "environment", "program"):  # settings of an entry may be left out
+        # settings of an entry may be left out
+        for section in ("tools", "dialect", "environment", "program"):
             for entry, settings in values[section].items():
                 values[section][entry] = says[section][entry] | settings
         assert says == values

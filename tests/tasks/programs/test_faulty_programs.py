@@ -1,0 +1,209 @@
+"""What goes wrong in a program is an outcome by name, and nothing of it is left running."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.programs import walls
+from tasks.programs.contract import ResultError, result_of
+from tasks.rewards.scoring import score_trees
+from tests.reward_parts import listed
+from tests.tasks.programs.test_clients import answering, answers
+
+FAULTS = {  # program: outcome, what is said of it
+    "silent": ("no_answer", None),
+    "raising": ("program_failed", "no such thing"),
+    "leaving": ("program_failed", "SystemExit: 3"),
+    "killed": ("program_died", "signal 9"),
+    "killing_its_guard": ("program_died", "signal"),
+    "forking": ("answer", None),
+    "returning_in_a_fork": ("answer", None),
+    "flooding_output": ("answer", None),
+    "flooding_result": ("program_failed", "bytes"),
+    "flooding_requests": ("program_failed", "'requests' allows"),
+    "flooding_messages": ("program_failed", "bytes"),
+    "nested": ("program_failed", "prompt_tokens"),
+    "lying_about_a_reward": ("program_failed", "nan"),
+    "lying_about_parts": ("program_failed", "speed"),
+    "returning_an_object": ("program_failed", "object"),
+}
+
+
+def endings(trees):
+    leaves = [tree.nodes[leaf] for tree in trees for leaf in tree.leaves]
+    return [(leaf.outcome, leaf.observation.info["program"].get("fault")) for leaf in leaves]
+
+
+def left_running():
+    """Return the commands of processes that a program has left."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"4242" in words or any(b"beamline-program-" in word for word in words):
+                found.append(words)
+    return found
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "in a sandbox"])
+def test_faults_have_names(own, running, trusted):
+    """All of them side by side, each in a run of its own, since each may harm its host."""
+    told = {}
+    for name in FAULTS:
+        trees, _ = running(answering).grow(
+            f"own/faulty.py:{name}", trusted=trusted, requests=20, memory_mib=512
+        )
+        (told[name],) = endings(trees)
+    for name, (outcome, said) in FAULTS.items():
+        assert told[name][0] == outcome, (name, told[name])
+        assert said is None or said in told[name][1], (name, told[name])
+    assert not left_running()
+
+
+@pytest.mark.parametrize("name", ["hanging", "busy"])
+def test_a_program_that_hangs_is_ended(own, running, name):
+    began = time.monotonic()
+    trees, _ = running(answering).grow(f"own/faulty.py:{name}", leaves=2, seconds=1.0, patience=0.5)
+    assert endings(trees) == [("program_timeout", "it worked for over 1 s")] * 2
+    assert time.monotonic() - began < 30
+
+
+def test_memory_has_a_limit(own, running):
+    trees, _ = running(answering).grow("own/faulty.py:flooding_memory", memory_mib=256)
+    ((outcome, fault),) = endings(trees)
+    assert (outcome, "MemoryError" in fault) == ("program_failed", True)
+
+
+def test_neighbours_of_a_faulty_episode_go_on(own, running):
+    (own / "mixed.py").write_text(
+        "import os, signal\nfrom own.wanderer import ask\n"
+        "def run(task, endpoint):\n"
+        "    ask(endpoint, task.messages)\n"
+        "    if task.id == 'q1':\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    ask(endpoint, [*task.messages, {'role': 'user', 'content': 'b'}])\n"
+        "    return '7'\n"
+    )
+    trees, counts = running(answering).grow("own/mixed.py:run", questions=3)
+    assert [outcome for outcome, _ in endings(trees)] == ["answer", "program_died", "answer"]
+    assert counts.early_rounds == 0
+
+
+def test_requests_that_cannot_be_answered_say_why(own, running):
+    trees, _ = running(answering).grow("own/faulty.py:broken_requests")
+    told = json.loads(answers(trees)[0])
+    words = ("messages", "messages", "answered", "wizard", "only text", "last one", "messages[0]")
+    assert all(word in said for word, said in zip(words, told, strict=False)), told
+    assert "prompt_tokens" in told[-1]
+
+
+def test_a_sandbox_has_no_network_and_shows_nothing_else(own, running, monkeypatch):
+    (own.parent / "secret.txt").write_text("secret")
+    monkeypatch.setenv("SECRET_KEY", "secret")
+    trees, _ = running(answering).grow("own/faulty.py:reading", trusted=False)
+    told = json.loads(answers(trees)[0])
+    assert told.pop("network") not in (True, "TimeoutError")
+    assert told == {
+        "/etc/passwd": False,
+        "own/faulty.py": True,
+        "secret.txt": False,
+        "/tmp/.ssh": False,
+        "written": False,
+        "secret": None,
+        "answered": True,
+        "processes": True,
+    }
+
+
+def test_without_a_sandbox_the_remedy_is_said(own, running, monkeypatch):
+    monkeypatch.setattr(walls, "unable", lambda: "there is no bwrap")
+    with pytest.raises(RuntimeError, match="install bubblewrap, or set 'trusted: true'"):
+        running(answering).grow("own/faulty.py:silent", trusted=False)
+
+
+def test_a_file_that_cannot_be_loaded_stops_the_run(own, running):
+    (own / "broken.py").write_text("import no_such_library\ndef run(task, endpoint): ...\n")
+    with pytest.raises(RuntimeError, match="no_such_library"):
+        running(answering).grow("own/broken.py:run")
+
+
+def test_a_command_gets_its_task_and_says_its_answer_last(own, running):
+    (own / "script.py").write_text(
+        "import json, os, sys\nsys.path.insert(0, '.')\n"
+        "from types import SimpleNamespace\nfrom own.wanderer import ask\n"
+        "given = json.loads(sys.stdin.readline())\n"
+        "endpoint = SimpleNamespace(**given['endpoint'])\n"
+        "assert os.environ['OPENAI_API_KEY'] == endpoint.key\n"
+        "assert os.environ['OPENAI_BASE_URL'] == endpoint.base_url\n"
+        "print('thinking')\nask(endpoint, given['task']['messages'])\n"
+        "print(json.dumps({'answer': given['task']['id'], 'reward': 1}))\n"
+    )
+    trees, _ = running(answering).grow(
+        "command", questions=3, trusted=False, run=(sys.executable, "own/script.py")
+    )
+    assert answers(trees) == ["q0", "q1", "q2"]
+
+
+def test_rewards_of_a_program_count_where_the_recipe_says(own, running):
+    trees, _ = running(answering).grow("own/faulty.py:rewarded")
+    parts = listed(
+        {"answer": {}}, {"program": {"weight": 2.0}}, {"program": {"part": "speed", "high": 0.2}}
+    )
+    (row,) = score_trees(trees, parts)
+    assert row["parts"] == {"answer": 1.0, "program": 1.0, "program_speed": 0.2}
+    assert (row["answer"], row["outcome"]) == ("7", "answer")
+    failed, _ = running(answering).grow("own/faulty.py:raising")
+    (row,) = score_trees(failed, listed({"program": {"missing": -1.0}}))
+    assert (row["reward"], row["answer"]) == (-1.0, None)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [[1], {"answer": "7", "score": 1}, float("inf"), 1e9, {"parts": [1]}, {"reward": "much"}],
+)
+def test_what_is_no_result_is_refused(returned):
+    with pytest.raises(ResultError):
+        result_of(returned, (-100.0, 100.0))
+
+
+def test_a_killed_trainer_leaves_nothing(own, tmp_path):
+    """SIGKILL of the process that rolls out, while its programs hang."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import os, signal, threading, time\n"
+        "from tasks.programs.opening import open_program\n"
+        "from tasks.programs.own_program import program_kind\n"
+        "kind = program_kind('command')\n"
+        "settings = kind.settings(run=('sleep', '4242'), trusted=sys.argv[2] == 'trusted')\n"
+        "from tasks.programs.episodes import EpisodeLimits, ProgramEpisode\n"
+        "from tasks.trees.tree import Question\n"
+        "with open_program({'command': settings}) as program, program.lent() as (launcher, _):\n"
+        "    limits = EpisodeLimits(1, 1, 1, 1)\n"
+        "    episode = ProgramEpisode(Question('q', 'k', 't', ()), 0, 's', limits)\n"
+        "    endpoint = {'base_url': 'u', 'key': 'k', 'model': 'm'}\n"
+        "    launcher.serve(lambda e: endpoint, lambda e: print('running', flush=True), print)\n"
+        "    launcher.start(episode)\n"
+        "    time.sleep(1000)\n"
+    )
+    project = str(Path(walls.__file__).parents[2])
+    for trusted in ("trusted", "sandboxed"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, project, trusted], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout.readline() == "running\n"
+        until = time.monotonic() + 10
+        while not any(b"4242" in words for words in left_running()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 10
+        while left_running() and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not left_running(), trusted
