@@ -8,6 +8,8 @@
 # make test-gpu  the tests that need a GPU
 # make test-openenv  the tests of OpenEnv worlds against a server of the package openenv, which is
 #                installed into an environment of its own
+# make test-programs  agents of four libraries, each in an environment of its own, are trained as
+#                they are (some minutes)
 # make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
 # make test-slurm  the recipe smoke under deploy/slurm, on a Slurm of this machine that the tests start
 # make test-machines  a run on two machines that share only a store, as network namespaces of this one
@@ -75,7 +77,7 @@ PYTEST = $(PYTHON) -m pytest
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 3 --dist load --maxschedchunk 1
 
-.PHONY: run test test-data test-vllm test-gpu test-openenv test-worlds test-slurm test-machines test-page test-smollm kills chaos faults lint new plan launch ask compare bench \
+.PHONY: run test test-data test-vllm test-gpu test-openenv test-programs test-worlds test-slurm test-machines test-page test-smollm kills chaos faults lint new plan launch ask compare bench \
 	serve ui deploy doctor clean
 .DEFAULT_GOAL := run
 
@@ -102,6 +104,9 @@ test-gpu: .venv/installed
 
 test-openenv: .venv/installed
 	@$(PYTEST) tests/openenv
+
+test-programs: .venv/installed
+	@$(PYTEST) tests/clients
 
 test-worlds: .venv/worlds
 	@$(PYTEST) tests/worlds

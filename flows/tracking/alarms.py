@@ -29,6 +29,7 @@ LEAST_SAMPLE = 8  # held-out questions in a window, below which it is not looked
 LEAST_DEVIATION = 0.1  # of a question's gap: few equal ones don't make a window exact
 MOST_MASKED = 0.1  # share of the leaves
 MANY_CALLS, FEW_CALLS = 0.3, 0.1  # calls a trajectory, and the share of them that is hardly any
+LEAST_CONTINUED = 0.95  # of the requests of a program that only adds to its conversation
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
 
 
@@ -262,6 +263,22 @@ def _gap(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float] | No
     return mean, max(variance**0.5, LEAST_DEVIATION) / total**0.5
 
 
+def history_changed(seen: Seen) -> str:
+    """Return a message where a program's requests begin anew, twice running, else "".
+
+    An agent that only adds to its conversation goes on from what was sampled.
+    """
+    last = seen.curve.get("requests_continued", ())[-2:]
+    if len(last) < 2 or not all(share < LEAST_CONTINUED for share in last):
+        return ""
+    return (
+        f"only {100 * last[-1]:.0f} % of the program's requests after an episode's first go on "
+        "from what was sampled before; the others are prompts of their own, which cost time and are "
+        "read again: look at the prompts of a trajectory; a program that shortens or rewrites its "
+        "history, or asks several agents, does so by itself, else its client changes what it got"
+    )
+
+
 def tools_unused(seen: Seen) -> str:
     """Return a message where the agent has stopped calling its tools for a higher reward, else "".
 
@@ -391,6 +408,7 @@ ALARMS: dict[str, Callable[[Seen], str]] = {
     "reward_hacked": reward_hacked,
     "model_hacked": model_hacked,
     "tools_unused": tools_unused,
+    "history_changed": history_changed,
     "gradient_spike": gradient_spike,
     "mismatch_spike": mismatch_spike,
     "masked": masked,

@@ -19,6 +19,7 @@ AlarmName = Literal[
     "reward_hacked",
     "model_hacked",
     "tools_unused",
+    "history_changed",
     "gradient_spike",
     "mismatch_spike",
     "masked",

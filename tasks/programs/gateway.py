@@ -12,7 +12,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,20 @@ class Gateway:
     """The server, in a thread of its own."""
 
     def __init__(
-        self, queue: RequestQueue, sampling: FixedSampling, sockets: Path, listen: str
+        self,
+        queue: RequestQueue,
+        sampling: FixedSampling,
+        sockets: Path,
+        listen: str,
+        port: int = 0,
     ) -> None:
         self.queue, self.sampling = queue, sampling
-        self.callers: dict[str, KeyHolder] = {}
+        self.callers: dict[str, list[KeyHolder]] = {}  # by key
         self.keys: dict[int, str] = {}  # by id of the episode
         self.path = sockets / SOCKET
         self.tcp = socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET)
         self.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.tcp.bind((listen, 0))
+        self.tcp.bind((listen, port))
         self.unix = socket.socket(socket.AF_UNIX)
         self.path.unlink(missing_ok=True)
         self.unix.bind(str(self.path))
@@ -106,7 +111,7 @@ class Gateway:
     def endpoint(self, episode: ProgramEpisode, address: str, seconds: float) -> dict[str, Any]:
         """Return what the program of an episode is told of the gateway; its key is its own."""
         key = f"bl-{secrets.token_urlsafe(24)}"
-        self.callers[key] = KeyHolder(episode)
+        self.callers[key] = [KeyHolder(episode)]
         self.keys[id(episode)] = key
         return {
             "base_url": f"http://{address}/v1",
@@ -114,6 +119,11 @@ class Gateway:
             "model": MODEL,
             "seconds": seconds,
         }
+
+    def admit(self, key: str, episodes: Sequence[ProgramEpisode]) -> list[KeyHolder]:
+        """Answer a key without an end, each conversation in one of these episodes; return them."""
+        self.callers[key] = [KeyHolder(episode) for episode in episodes]
+        return self.callers[key]
 
     def forget(self, episode: ProgramEpisode) -> None:
         """Refuse the key of an episode from now on."""
@@ -123,28 +133,28 @@ class Gateway:
 
     def _app(self) -> Starlette:
         async def models(request: Request) -> Response:
-            self._caller(request)
+            self._holders(request)
             shown = {"id": MODEL, "object": "model", "created": 0, "owned_by": "beamline"}
             return JSONResponse({"object": "list", "data": [shown]})
 
         async def model(request: Request) -> Response:
-            self._caller(request)
+            self._holders(request)
             name = request.path_params["name"]
             shown = {"id": name, "object": "model", "created": 0, "owned_by": "beamline"}
             return JSONResponse(shown)
 
         async def chat(request: Request) -> Response:
-            caller, body = self._caller(request), await _body(request)
+            holders, body = self._holders(request), await _body(request)
             asked = read(body, self.sampling)
-            answers = await self._answers(caller, body, asked, _retries(request))
+            answers = await self._answers(holders, body, asked, _retries(request))
             if asked.stream:
                 return _streamed(answering.chunks(answers, asked, MODEL))
             return JSONResponse(answering.completion(answers, asked, MODEL))
 
         async def responses(request: Request) -> Response:
-            caller, body = self._caller(request), await _body(request)
+            holders, body = self._holders(request), await _body(request)
             asked = read(responses_api.as_chat(body), self.sampling)
-            answers = await self._answers(caller, body, asked, _retries(request))
+            answers = await self._answers(holders, body, asked, _retries(request))
             written = responses_api.response(answers[0], body, MODEL)
             if body.get("stream") is True:
                 return _streamed(responses_api.events(written), end=False)
@@ -164,21 +174,23 @@ class Gateway:
         }
         return Starlette(routes=routes, exception_handlers=handlers)
 
-    def _caller(self, request: Request) -> KeyHolder:
+    def _holders(self, request: Request) -> list[KeyHolder]:
         """Return whose key a request has. Raises RefusedError for a key of no running episode."""
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        caller = self.callers.get(key.strip()) if scheme.lower() == "bearer" else None
-        if caller is None:
+        holders = self.callers.get(key.strip()) if scheme.lower() == "bearer" else None
+        if holders is None:
             raise RefusedError("this key is of no episode that runs", 401, "invalid_api_key")
-        return caller
+        return holders
 
     async def _answers(
-        self, caller: KeyHolder, body: Any, asked: Asked, retries: int
+        self, holders: Sequence[KeyHolder], body: Any, asked: Asked, retries: int
     ) -> list[SampledAnswer]:
         """Wait for the answers to a request; a retry gets those of the request that it repeats.
 
         A retry says so, or is equal to a request that is not answered yet.
         """
+        begins = digest([message.content for message in asked.messages[:2]])
+        caller = holders[int(begins, 16) % len(holders)]
         text = digest(json.dumps(body, sort_keys=True))
         earlier = caller.requests.get(text)
         if earlier is not None and (retries or not earlier.answered.done()):

@@ -8,49 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from params.schema.base import Frozen
-from tasks.dialects.chat_format import ChatFormat, ChatMessage, TurnReply
-from tasks.dialects.chats import open_chat
-from tasks.engines import Engine, Sample, SamplingRequest, SamplingSession
-from tasks.policy.parallel import side_by_side
-from tasks.programs.asking import Asked, FixedSampling
+from tasks.engines import Engine
+from tasks.programs.asking import FixedSampling
 from tasks.programs.assembling import tree_of
-from tasks.programs.contract import task_of
 from tasks.programs.episodes import (
     EpisodeLimits,
-    Placed,
     ProgramEpisode,
-    SampledAnswer,
-    seed_of,
-    until_stop,
 )
 from tasks.programs.gateway import Gateway
 from tasks.programs.launching import Launcher
-from tasks.programs.messages import RefusedError, messages_of, tool_form
 from tasks.programs.opening import OpenProgram
-from tasks.programs.request_queue import RequestQueue, WaitingRequest
+from tasks.programs.request_queue import RequestQueue
+from tasks.programs.sampling_rounds import Counts, Rounds
 from tasks.programs.walls import PORT
 from tasks.rollouts.paths import Setting
-from tasks.trees import marks
-from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import Question, Tree
-
-Job = tuple[WaitingRequest, Placed, int]  # a request, where it stands, and which of its choices
-
-
-@dataclass
-class Counts:
-    """What a rollout by programs has cost."""
-
-    requests: int = 0
-    rounds: int = 0
-    early_rounds: int = 0  # begun without some who worked: what was drawn together may differ
-    idle: float = 0.0  # seconds in which nothing was sampled
 
 
 def grow_programs(
@@ -73,20 +49,11 @@ def grow_programs(
         per_batch = max(1, setting.rollout.rows // setting.rollout.leaves)
         for start in range(0, len(questions), per_batch):
             batch = questions[start : start + per_batch]
-            desk = Desk(batch, engine, setting, top_p, launcher, dialect, counts)
+            desk = Desk(batch, engine, setting, top_p, launcher, dialect)
             trees += desk.run(sockets)
+            counts.add(desk.rounds.counts)
             advance(len(batch))
     return trees, counts
-
-
-@dataclass
-class Seat:
-    """The sessions of one replica of the engine, each for turns that end at the same strings."""
-
-    engine: Engine
-    episodes: int
-    sessions: dict[tuple[str, ...], SamplingSession] = field(default_factory=dict)
-    handles: dict[tuple[tuple[str, ...], int], int] = field(default_factory=dict)
 
 
 class Desk:
@@ -100,13 +67,9 @@ class Desk:
         top_p: float,
         launcher: Launcher,
         dialect: Mapping[str, Frozen],
-        counts: Counts,
     ) -> None:
-        self.questions, self.setting, self.top_p = questions, setting, top_p
-        self.launcher, self.settings, self.counts = launcher, launcher.settings, counts
-        self.chats: dict[str, ChatFormat] = {}
-        self.open = partial(open_chat, dialect, setting.tokenizer, setting.dialogue)
-        leaves = setting.rollout.leaves
+        self.questions, self.setting = questions, setting
+        self.launcher, self.settings = launcher, launcher.settings
         dialogue = setting.dialogue
         limits = EpisodeLimits(
             self.settings.requests,
@@ -117,15 +80,20 @@ class Desk:
         self.episodes = [
             ProgramEpisode(question, leaf, setting.seed, limits)
             for question in questions
-            for leaf in range(leaves)
+            for leaf in range(setting.rollout.leaves)
         ]
-        engines = engine.replicas(len(questions))
-        self.seats = [Seat(each, len(self.episodes)) for each in engines]
-        self.context = self.settings.prompt_tokens + dialogue.turn_tokens
-        self.places = {id(episode): place for place, episode in enumerate(self.episodes)}
         self.queue = RequestQueue(self.episodes, self.settings.lanes, self.settings.patience)
         self.sampling = FixedSampling(
             setting.rollout.temperature, top_p, dialogue.turn_tokens, self.settings.ignored
+        )
+        self.rounds = Rounds(
+            self.episodes,
+            engine,
+            setting,
+            self.sampling,
+            self.settings,
+            dialect,
+            self.queue,
         )
 
     def run(self, sockets: Path) -> list[Tree]:
@@ -150,9 +118,9 @@ class Desk:
             for episode in self.queue.begin():
                 launcher.start(episode)
             self._serve(stack)
-            self._fill(stack)
-        self.counts.early_rounds += self.queue.early
-        self.counts.idle += self.queue.idle
+            self.rounds.fill(stack)
+        self.rounds.counts.early_rounds += self.queue.early
+        self.rounds.counts.idle += self.queue.idle
         leaves = self.setting.rollout.leaves
         return [
             tree_of(
@@ -173,141 +141,6 @@ class Desk:
                 self.launcher.look()  # why all have ended, where none could run
                 return
             if requests:
-                self._round(requests, stack)
+                self.rounds.sample(requests, stack)
             for episode in self.queue.late(self.settings.seconds):
                 self.launcher.kill(episode)
-
-    # ------------------------------------------------------------ a round
-
-    def _round(self, requests: Sequence[WaitingRequest], stack: ExitStack) -> None:
-        """Sample the answers of a round, and give them to those who wait."""
-        self.counts.rounds += 1
-        self.counts.requests += len(requests)
-        placed: list[tuple[WaitingRequest, Placed]] = []
-        for request in sorted(requests, key=self._order):
-            try:
-                place = request.episode.place(request.asked, self._chat(request.asked))
-                placed.append((request, place))
-            except RefusedError as error:
-                self.queue.give(request, error)
-        jobs = [(r, p, choice) for r, p in placed for choice in range(len(p.keys))]
-        samples = self._sampled(jobs, stack)
-        answers: dict[int, list[SampledAnswer]] = {id(request): [] for request, _ in placed}
-        for (request, place, choice), sample in zip(jobs, samples, strict=True):
-            answers[id(request)].append(self._answer(place, choice, sample))
-        for request, _ in placed:
-            request.episode.add(answers[id(request)])
-            self.queue.give(request, answers[id(request)])
-
-    def _order(self, request: WaitingRequest) -> tuple[int, int, str]:
-        messages = request.asked.messages
-        return self.places[id(request.episode)], len(messages), repr(messages)
-
-    def _chat(self, asked: Asked) -> ChatFormat:
-        """Return the dialect for the tools of a request. Raises RefusedError where it has none."""
-        key = tool_form(asked.tools)
-        if key not in self.chats:
-            try:
-                self.chats[key] = self.open(asked.tools)
-            except ValueError as error:
-                raise RefusedError(str(error)) from None
-        return self.chats[key]
-
-    def _answer(self, place: Placed, choice: int, sample: Sample) -> SampledAnswer:
-        """Read a sampled turn, up to a stop string of its request."""
-        tokenizer = self.setting.tokenizer
-        pieces = marks.token_texts(tokenizer, int(sample.tokens.max(initial=0)) + 1)
-        texts = [pieces[token] for token in sample.tokens]
-        sample, cut = until_stop(sample, texts, place.asked.stop)
-        text = tokenizer.decode(sample.tokens)
-        if sample.stopped == StopReason.END:
-            text = text.removesuffix(tokenizer.eos_token)
-        if cut:
-            text = text[: min(at for stop in place.asked.stop if (at := text.find(stop)) >= 0)]
-        made = sum(len(message.calls) for message in place.asked.messages)
-        reply = place.chat.reply(place.prompt, sample.tokens, text, sample.stopped, made)
-        if cut:
-            reply = TurnReply(ChatMessage("assistant", text), reply.outcome)
-        order = (self.counts.rounds, len(place.forms), place.keys[choice])
-        return SampledAnswer(
-            place.asked,
-            place.forms,
-            place.keys[choice],
-            place.before,
-            place.prompt,
-            sample,
-            reply,
-            order,
-        )
-
-    # ------------------------------------------------------------ the engine
-
-    def _sampled(self, jobs: Sequence[Job], stack: ExitStack) -> list[Sample]:
-        """Sample turns, those of a question always in the same replica."""
-        samples: dict[int, Sample] = {}
-        leaves = self.setting.rollout.leaves
-        parts: list[list[int]] = [[] for _ in self.seats]
-        for index, (request, _, _) in enumerate(jobs):
-            question = self.places[id(request.episode)] // leaves
-            parts[question % len(self.seats)].append(index)
-        for seat, part in zip(self.seats, parts, strict=True):
-            for index in part:
-                self._session(seat, jobs[index][1].chat.stop_strings, stack)
-
-        def sample(number: int) -> None:
-            samples.update(self._of_seat(self.seats[number], jobs, parts[number]))
-
-        side_by_side(sample, [number for number, part in enumerate(parts) if part])
-        return [samples[index] for index in range(len(jobs))]
-
-    def _of_seat(
-        self, seat: Seat, jobs: Sequence[Job], part: Sequence[int]
-    ) -> list[tuple[int, Sample]]:
-        """Sample the turns of one replica; an episode has one turn in a pass."""
-        waves: dict[tuple[tuple[str, ...], int], list[int]] = {}
-        taken: dict[tuple[tuple[str, ...], int], int] = {}
-        for index in part:
-            request, place, _ = jobs[index]
-            one = (tuple(place.chat.stop_strings), self.places[id(request.episode)])
-            taken[one] = taken.get(one, 0) + 1
-            waves.setdefault((one[0], taken[one]), []).append(index)
-        drawn: list[tuple[int, Sample]] = []
-        for (stops, _), indices in waves.items():
-            session = seat.sessions[stops]
-            turns = [self._turn(seat, stops, jobs[index]) for index in indices]
-            drawn += zip(indices, session.sample(turns), strict=True)
-        return drawn
-
-    def _turn(self, seat: Seat, stops: tuple[str, ...], job: Job) -> SamplingRequest:
-        request, place, choice = job
-        key = (stops, self.places[id(request.episode)])
-        if key not in seat.handles:
-            seat.handles[key] = seat.sessions[stops].open()
-        seed = seed_of(request.episode, place.keys[choice])
-        return SamplingRequest(seat.handles[key], place.prompt, seed, place.max_tokens)
-
-    def _session(self, seat: Seat, stops: Sequence[str], stack: ExitStack) -> None:
-        """Open the session of a replica for turns that end at these strings, if it is not open."""
-        key = tuple(stops)
-        if key not in seat.sessions:
-            opened = seat.engine.session(
-                seat.episodes, self.context, self.sampling.temperature, self.top_p, key
-            )
-            seat.sessions[key] = stack.enter_context(opened)
-
-    # ------------------------------------------------------------ episodes that asked nothing
-
-    def _fill(self, stack: ExitStack) -> None:
-        """Sample a token for each episode whose program has asked nothing.
-
-        Nobody reads it. It gives the episode a place in the tree, which learns from its outcome, or
-        leaves it out, as the recipe says.
-        """
-        silent = [episode for episode in self.episodes if not episode.answers]
-        requests = []
-        for episode in silent:
-            messages = messages_of(task_of(episode.question)["messages"])
-            requests.append(WaitingRequest(episode, Asked(messages, (), 1)))
-        jobs = [(r, r.episode.place(r.asked, self._chat(r.asked)), 0) for r in requests]
-        for (request, place, _), sample in zip(jobs, self._sampled(jobs, stack), strict=True):
-            request.episode.add([self._answer(place, 0, sample)])

@@ -51,7 +51,11 @@ class WorkTime:
 class RequestQueue:
     """The episodes of a batch, in order, of which some run side by side."""
 
-    def __init__(self, episodes: list[ProgramEpisode], lanes: int, patience: float) -> None:
+    def __init__(
+        self, episodes: list[ProgramEpisode], lanes: int, patience: float, together: bool = True
+    ) -> None:
+        """``together``: a round waits for all who run; else it takes whoever waits."""
+        self.together = together
         self.left: Iterator[ProgramEpisode] = iter(episodes)
         self.lanes, self.patience = lanes, patience
         self.running: dict[int, tuple[ProgramEpisode, WorkTime]] = {}  # by id of the object
@@ -134,7 +138,9 @@ class RequestQueue:
             pass
 
     def _ready(self) -> bool:
-        return bool(self.requests) and all(work.waiting for _, work in self.running.values())
+        if not self.requests:
+            return False
+        return not self.together or all(work.waiting for _, work in self.running.values())
 
     def give(self, request: WaitingRequest, answers: list[SampledAnswer] | RefusedError) -> None:
         """Answer a request; its program works on."""

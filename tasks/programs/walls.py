@@ -70,7 +70,8 @@ def around(python: str, folder: Path, stage: Path, sockets: Path, shown: Sequenc
             command += ["--tmpfs", target, "--remount-ro", target]
         else:
             command += [options[kind], source, target]
-    command += ["--dir", str(folder)]
+    for parent in _parents([*(target for _, target in pairs), f"{folder}/own"]):
+        command += ["--dir", parent]  # again, where a folder has been mounted above it
     for source, target in pairs:
         command += ["--ro-bind", source, target]
     user = None

@@ -14,11 +14,13 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import (
     AFTER_RESULT,
     REFUSAL,
+    RESULT,
     TURN,
     Decision,
     Node,
     Tree,
     acts,
+    program_said,
     response_tokens,
     sampled,
 )
@@ -61,7 +63,29 @@ def tree_metrics(trees: Sequence[Tree], window: int) -> dict[str, float]:
         "entropy_after_result": _mean([window_entropy(turn, window) for turn in after]),
         **rise_metrics([decision for tree in trees for decision in tree.decisions]),
         **(step_metrics(turns, leaves) if any(tree.of_world for tree in trees) else {}),
+        **program_metrics(trees),
     }
+
+
+def program_metrics(trees: Sequence[Tree]) -> dict[str, float]:
+    """Return the metrics of episodes that a program has led; {} for those of no program.
+
+    ``requests_continued``: of the requests after an episode's first, the share that goes on from
+    tokens that were sampled, and not in a prompt of its own; it is missing where there are none.
+    ``programs_failed``: the share of the episodes whose program has failed.
+    """
+    leaves = [leaf for tree in trees for leaf in tree.trajectories() if program_said(leaf)]
+    if not leaves:
+        return {}
+    later = [
+        before.kind == RESULT
+        for leaf in leaves
+        for before, turn in list(pairwise(leaf))[2:]
+        if turn.kind == TURN
+    ]
+    failed = ["fault" in (program_said(leaf) or {}) for leaf in leaves]
+    continued = {"requests_continued": _mean(later)} if later else {}
+    return {**continued, "programs_failed": _mean(failed)}
 
 
 def rise_metrics(decisions: Sequence[Decision]) -> dict[str, float]:

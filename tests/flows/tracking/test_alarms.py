@@ -45,6 +45,7 @@ SPOILT = {
         "tool_calls_a_leaf": [1.2] * 6 + [0.05] * 6,
         "reward": [0.4] * 6 + [0.8] * 6,
     },
+    "history_changed": {"requests_continued": [1.0] * 10 + [0.4] * 2},
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "masked": {"masked_share": [0.02] * 10 + [0.1] * 2},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},

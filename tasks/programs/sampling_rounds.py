@@ -1,0 +1,211 @@
+"""Sample the answers that programs wait for: all that wait together, in one pass of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+from params.schema.base import Frozen
+from tasks.dialects.chat_format import ChatFormat, ChatMessage, TurnReply
+from tasks.dialects.chats import open_chat
+from tasks.engines import Engine, Sample, SamplingRequest, SamplingSession
+from tasks.policy.parallel import side_by_side
+from tasks.programs.asking import Asked, FixedSampling
+from tasks.programs.contract import ProgramSettings, task_of
+from tasks.programs.episodes import Placed, ProgramEpisode, SampledAnswer, seed_of, until_stop
+from tasks.programs.messages import RefusedError, messages_of, tool_form
+from tasks.programs.request_queue import RequestQueue, WaitingRequest
+from tasks.rollouts.paths import Setting
+from tasks.trees import marks
+from tasks.trees.outcomes import StopReason
+
+Job = tuple[WaitingRequest, Placed, int]  # a request, where it stands, and which of its choices
+
+
+@dataclass
+class Counts:
+    """What a rollout by programs has cost."""
+
+    requests: int = 0
+    rounds: int = 0
+    early_rounds: int = 0  # begun without some who worked: what was drawn together may differ
+    idle: float = 0.0  # seconds in which nothing was sampled
+
+    def add(self, other: Counts) -> None:
+        """Add what another batch has cost."""
+        self.requests += other.requests
+        self.rounds += other.rounds
+        self.early_rounds += other.early_rounds
+        self.idle += other.idle
+
+
+@dataclass
+class Seat:
+    """The sessions of one replica of the engine, each for turns that end at the same strings."""
+
+    engine: Engine
+    episodes: int
+    sessions: dict[tuple[str, ...], SamplingSession] = field(default_factory=dict)
+    handles: dict[tuple[tuple[str, ...], int], int] = field(default_factory=dict)
+
+
+class Rounds:
+    """The engine for some episodes, and the dialect in which their conversations are written."""
+
+    def __init__(
+        self,
+        episodes: Sequence[ProgramEpisode],
+        engine: Engine,
+        setting: Setting,
+        sampling: FixedSampling,
+        settings: ProgramSettings,
+        dialect: Mapping[str, Frozen],
+        queue: RequestQueue,
+    ) -> None:
+        """Episodes of one question follow each other; they are sampled in the same replica."""
+        self.episodes, self.setting, self.sampling, self.queue = episodes, setting, sampling, queue
+        self.counts = Counts()
+        self.chats: dict[str, ChatFormat] = {}
+        self.open = partial(open_chat, dialect, setting.tokenizer, setting.dialogue)
+        self.questions = {
+            name: place
+            for place, name in enumerate(dict.fromkeys(each.question.id for each in episodes))
+        }
+        engines = engine.replicas(len(self.questions))
+        self.seats = [Seat(each, len(episodes)) for each in engines]
+        self.context = settings.prompt_tokens + setting.dialogue.turn_tokens
+        self.places = {id(episode): place for place, episode in enumerate(episodes)}
+
+    def sample(self, requests: Sequence[WaitingRequest], stack: ExitStack) -> None:
+        """Sample the answers of a round, and give them to those who wait."""
+        self.counts.rounds += 1
+        self.counts.requests += len(requests)
+        placed: list[tuple[WaitingRequest, Placed]] = []
+        for request in sorted(requests, key=self._order):
+            try:
+                place = request.episode.place(request.asked, self._chat(request.asked))
+                placed.append((request, place))
+            except RefusedError as error:
+                self.queue.give(request, error)
+        jobs = [(r, p, choice) for r, p in placed for choice in range(len(p.keys))]
+        samples = self._sampled(jobs, stack)
+        answers: dict[int, list[SampledAnswer]] = {id(request): [] for request, _ in placed}
+        for (request, place, choice), sample in zip(jobs, samples, strict=True):
+            answers[id(request)].append(self._answer(place, choice, sample))
+        for request, _ in placed:
+            request.episode.add(answers[id(request)])
+            self.queue.give(request, answers[id(request)])
+
+    def _order(self, request: WaitingRequest) -> tuple[int, int, str]:
+        messages = request.asked.messages
+        return self.places[id(request.episode)], len(messages), repr(messages)
+
+    def _chat(self, asked: Asked) -> ChatFormat:
+        """Return the dialect for the tools of a request. Raises RefusedError where it has none."""
+        key = tool_form(asked.tools)
+        if key not in self.chats:
+            try:
+                self.chats[key] = self.open(asked.tools)
+            except ValueError as error:
+                raise RefusedError(str(error)) from None
+        return self.chats[key]
+
+    def _answer(self, place: Placed, choice: int, sample: Sample) -> SampledAnswer:
+        """Read a sampled turn, up to a stop string of its request."""
+        tokenizer = self.setting.tokenizer
+        pieces = marks.token_texts(tokenizer, int(sample.tokens.max(initial=0)) + 1)
+        texts = [pieces[token] for token in sample.tokens]
+        sample, cut = until_stop(sample, texts, place.asked.stop)
+        text = tokenizer.decode(sample.tokens)
+        if sample.stopped == StopReason.END:
+            text = text.removesuffix(tokenizer.eos_token)
+        if cut:
+            text = text[: min(at for stop in place.asked.stop if (at := text.find(stop)) >= 0)]
+        made = sum(len(message.calls) for message in place.asked.messages)
+        reply = place.chat.reply(place.prompt, sample.tokens, text, sample.stopped, made)
+        if cut:
+            reply = TurnReply(ChatMessage("assistant", text), reply.outcome)
+        order = (self.counts.rounds, len(place.forms), place.keys[choice])
+        return SampledAnswer(
+            place.asked,
+            place.forms,
+            place.keys[choice],
+            place.before,
+            place.prompt,
+            sample,
+            reply,
+            order,
+        )
+
+    # ------------------------------------------------------------ the engine
+
+    def _sampled(self, jobs: Sequence[Job], stack: ExitStack) -> list[Sample]:
+        """Sample turns, those of a question always in the same replica."""
+        samples: dict[int, Sample] = {}
+        parts: list[list[int]] = [[] for _ in self.seats]
+        for index, (request, _, _) in enumerate(jobs):
+            question = self.questions[request.episode.question.id]
+            parts[question % len(self.seats)].append(index)
+        for seat, part in zip(self.seats, parts, strict=True):
+            for index in part:
+                self._session(seat, jobs[index][1].chat.stop_strings, stack)
+
+        def sample(number: int) -> None:
+            samples.update(self._of_seat(self.seats[number], jobs, parts[number]))
+
+        side_by_side(sample, [number for number, part in enumerate(parts) if part])
+        return [samples[index] for index in range(len(jobs))]
+
+    def _of_seat(
+        self, seat: Seat, jobs: Sequence[Job], part: Sequence[int]
+    ) -> list[tuple[int, Sample]]:
+        """Sample the turns of one replica; an episode has one turn in a pass."""
+        waves: dict[tuple[tuple[str, ...], int], list[int]] = {}
+        taken: dict[tuple[tuple[str, ...], int], int] = {}
+        for index in part:
+            request, place, _ = jobs[index]
+            one = (tuple(place.chat.stop_strings), self.places[id(request.episode)])
+            taken[one] = taken.get(one, 0) + 1
+            waves.setdefault((one[0], taken[one]), []).append(index)
+        drawn: list[tuple[int, Sample]] = []
+        for (stops, _), indices in waves.items():
+            session = seat.sessions[stops]
+            turns = [self._turn(seat, stops, jobs[index]) for index in indices]
+            drawn += zip(indices, session.sample(turns), strict=True)
+        return drawn
+
+    def _turn(self, seat: Seat, stops: tuple[str, ...], job: Job) -> SamplingRequest:
+        request, place, choice = job
+        key = (stops, self.places[id(request.episode)])
+        if key not in seat.handles:
+            seat.handles[key] = seat.sessions[stops].open()
+        seed = seed_of(request.episode, place.keys[choice])
+        return SamplingRequest(seat.handles[key], place.prompt, seed, place.max_tokens)
+
+    def _session(self, seat: Seat, stops: Sequence[str], stack: ExitStack) -> None:
+        """Open the session of a replica for turns that end at these strings, if it is not open."""
+        key = tuple(stops)
+        if key not in seat.sessions:
+            opened = seat.engine.session(
+                seat.episodes, self.context, self.sampling.temperature, self.sampling.top_p, key
+            )
+            seat.sessions[key] = stack.enter_context(opened)
+
+    # ------------------------------------------------------------ episodes that asked nothing
+
+    def fill(self, stack: ExitStack) -> None:
+        """Sample a token for each episode whose program has asked nothing.
+
+        Nobody reads it. It gives the episode a place in the tree, which learns from its outcome, or
+        leaves it out, as the recipe says.
+        """
+        silent = [episode for episode in self.episodes if not episode.answers]
+        requests = []
+        for episode in silent:
+            messages = messages_of(task_of(episode.question)["messages"])
+            requests.append(WaitingRequest(episode, Asked(messages, (), 1)))
+        jobs = [(r, r.episode.place(r.asked, self._chat(r.asked)), 0) for r in requests]
+        for (request, place, _), sample in zip(jobs, self._sampled(jobs, stack), strict=True):
+            request.episode.add([self._answer(place, 0, sample)])
