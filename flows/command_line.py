@@ -20,7 +20,7 @@ from click.shell_completion import CompletionItem
 PURPOSES = {
     "Write": ("new", "recipe"),
     "Train": ("run", "retrain", "plan", "launch"),
-    "Look": ("ask", "page", "figures", "ui", "lineage"),
+    "Look": ("ask", "serve", "page", "figures", "ui", "lineage"),
     "Compare": ("compare", "agents", "judge", "rescore"),
     "Keep": ("reproduce", "export", "doctor"),
     "Run one stage": (

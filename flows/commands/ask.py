@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
-from flows.runs.without_run import remedy
+from flows.runs.without_run import policy_folder, remedy
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from tasks import recipes
@@ -33,16 +33,16 @@ from tasks.recipes.opening import open_recipe
 from tasks.rollouts.watched import WatchedEngine, watched
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import load_questions
-from tasks.trees.tree import Question, Tree, sampled
+from tasks.trees.tree import Question, Tree, program_said, sampled
 from tasks.trees.words import printable
 
 if TYPE_CHECKING:
+    from tasks.programs.opening import OpenProgram
     from tasks.rollouts.rounds import (
         Setting,  # with torch: it waits until there is something to ask
     )
 
 INTERRUPTED = 130  # the exit status of a shell after SIGINT
-AGENTS = ("trained", "cold_start")  # folders of models/<recipe>, the first that exists is asked
 SPLITS = ("train", "validation", "test")
 PROMPT = "\nyour question (an empty line ends): "
 NEXT = "\nnumber of another task (an empty line ends): "
@@ -57,13 +57,20 @@ class ReadyAgent:
     setting: Setting
     engine: Engine
     transcript: Transcript
+    program: OpenProgram | None
 
     def answer(self, question: Question) -> None:
         """Let the agent answer a question, or act in an episode, and print how it ends."""
         from tasks.rollouts.rounds import grow
 
         self.transcript.block("question", question.text)
-        (tree,) = grow([question], self.engine, self.setting, self.recipe.evaluate.top_p)
+        asked = ([question], self.engine, self.setting, self.recipe.evaluate.top_p)
+        if self.program is None:
+            (tree,) = grow(*asked)
+        else:
+            from tasks.programs.program_rollout import grow_programs
+
+            (tree,), _ = grow_programs(*asked, self.program, self.recipe.dialect)
         self.transcript.block(*ending(tree, self.setting.dialect))
         if question.answers:
             self.transcript.block("accepted", " or ".join(question.answers))
@@ -74,6 +81,8 @@ def ending(tree: Tree, dialect: Dialect) -> tuple[str, str]:
     (trajectory,) = tree.trajectories()
     turns = [turn.text for turn in sampled(trajectory)]
     outcome = trajectory[-1].outcome
+    if (said := program_said(trajectory)) is not None:
+        return ("end", said["fault"]) if "fault" in said else ("answer", str(said["answer"]))
     if outcome == Outcome.ANSWER and (answer := dialect.answer(turns)) is not None:
         return "answer", answer
     rewards = [turn.observation.reward for turn in sampled(trajectory) if turn.observation]
@@ -113,19 +122,9 @@ def opened(name: str, recipe: Recipe, policy: Path, seed: int, heat: float) -> I
             environment=watched(environment, transcript),
             seed=f"{seed}/0",
         )
-        yield ReadyAgent(name, recipe, setting, WatchedEngine(sampling, transcript), transcript)
+        engine = WatchedEngine(sampling, transcript)
+        yield ReadyAgent(name, recipe, setting, engine, transcript, environment.program)
         sampling.release()
-
-
-def policy_folder(name: str, policy: Path | None) -> Path:
-    """Return the folder of the policy that is asked. Raises ValueError where there is none."""
-    folders = [policy] if policy else [RunFolders(name).models / agent for agent in AGENTS]
-    policies = [folder for folder in folders if (folder / "config.json").is_file()]
-    if policies:
-        return policies[0]
-    if policy:
-        raise ValueError(f"--policy {policy} holds no policy: name a folder with a config.json")
-    raise ValueError(f"{name} has not been trained here: {remedy(name)}")
 
 
 def task(name: str, split: str, number: int | None, seed: int) -> Question:

@@ -273,9 +273,9 @@ def history_changed(seen: Seen) -> str:
         return ""
     return (
         f"only {100 * last[-1]:.0f} % of the program's requests after an episode's first go on "
-        "from what was sampled before; the others are prompts of their own, which cost time and are "
-        "read again: look at the prompts of a trajectory; a program that shortens or rewrites its "
-        "history, or asks several agents, does so by itself, else its client changes what it got"
+        "from what was sampled before; the others are prompts of their own, which cost time: look "
+        "at the prompts of a trajectory; a program that shortens or rewrites its history, or "
+        "asks several agents, does so by itself, else its client changes what it got"
     )
 
 

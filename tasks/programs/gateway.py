@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,8 @@ class Gateway:
 
         A retry says so, or is equal to a request that is not answered yet.
         """
-        begins = digest([message.content for message in asked.messages[:2]])
+        asked_first = takewhile(lambda message: message.role != "assistant", asked.messages)
+        begins = digest([message.content for message in asked_first])
         caller = holders[int(begins, 16) % len(holders)]
         text = digest(json.dumps(body, sort_keys=True))
         earlier = caller.requests.get(text)

@@ -89,7 +89,8 @@ class Desk:
         self.rounds = Rounds(
             self.episodes,
             engine,
-            setting,
+            setting.tokenizer,
+            setting.dialogue,
             self.sampling,
             self.settings,
             dialect,

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
+from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.chat_format import ChatFormat, ChatMessage, TurnReply
 from tasks.dialects.chats import open_chat
@@ -17,7 +19,6 @@ from tasks.programs.contract import ProgramSettings, task_of
 from tasks.programs.episodes import Placed, ProgramEpisode, SampledAnswer, seed_of, until_stop
 from tasks.programs.messages import RefusedError, messages_of, tool_form
 from tasks.programs.request_queue import RequestQueue, WaitingRequest
-from tasks.rollouts.paths import Setting
 from tasks.trees import marks
 from tasks.trees.outcomes import StopReason
 
@@ -58,24 +59,26 @@ class Rounds:
         self,
         episodes: Sequence[ProgramEpisode],
         engine: Engine,
-        setting: Setting,
+        tokenizer: Any,
+        dialogue: Dialogue,
         sampling: FixedSampling,
         settings: ProgramSettings,
         dialect: Mapping[str, Frozen],
         queue: RequestQueue,
     ) -> None:
         """Episodes of one question follow each other; they are sampled in the same replica."""
-        self.episodes, self.setting, self.sampling, self.queue = episodes, setting, sampling, queue
+        self.episodes, self.tokenizer, self.sampling = episodes, tokenizer, sampling
+        self.queue = queue
         self.counts = Counts()
         self.chats: dict[str, ChatFormat] = {}
-        self.open = partial(open_chat, dialect, setting.tokenizer, setting.dialogue)
+        self.open = partial(open_chat, dialect, tokenizer, dialogue)
         self.questions = {
             name: place
             for place, name in enumerate(dict.fromkeys(each.question.id for each in episodes))
         }
         engines = engine.replicas(len(self.questions))
         self.seats = [Seat(each, len(episodes)) for each in engines]
-        self.context = settings.prompt_tokens + setting.dialogue.turn_tokens
+        self.context = settings.prompt_tokens + dialogue.turn_tokens
         self.places = {id(episode): place for place, episode in enumerate(episodes)}
 
     def sample(self, requests: Sequence[WaitingRequest], stack: ExitStack) -> None:
@@ -114,7 +117,7 @@ class Rounds:
 
     def _answer(self, place: Placed, choice: int, sample: Sample) -> SampledAnswer:
         """Read a sampled turn, up to a stop string of its request."""
-        tokenizer = self.setting.tokenizer
+        tokenizer = self.tokenizer
         pieces = marks.token_texts(tokenizer, int(sample.tokens.max(initial=0)) + 1)
         texts = [pieces[token] for token in sample.tokens]
         sample, cut = until_stop(sample, texts, place.asked.stop)

@@ -6,11 +6,14 @@ server, since a request's own is refused as in training. Nothing is recorded.
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.engines import Engine
 from tasks.programs.asking import FixedSampling
@@ -19,7 +22,6 @@ from tasks.programs.episodes import EpisodeLimits, ProgramEpisode
 from tasks.programs.gateway import Gateway, KeyHolder
 from tasks.programs.request_queue import RequestQueue
 from tasks.programs.sampling_rounds import Rounds
-from tasks.rollouts.paths import Setting
 from tasks.trees.tree import Question
 
 CONVERSATIONS = 32  # that are sampled side by side, at most
@@ -29,8 +31,9 @@ ENDLESS = 2**62  # requests, tokens and calls
 
 def serve(
     engine: Engine,
-    setting: Setting,
-    top_p: float,
+    tokenizer: Any,
+    dialogue: Dialogue,
+    sampling: FixedSampling,
     settings: ProgramSettings,
     dialect: Mapping[str, Frozen],
     key: str,
@@ -39,19 +42,16 @@ def serve(
 ) -> None:
     """Answer the key until this process is interrupted; ``begun`` is told the port.
 
-    ``setting.rollout.temperature`` is the server's, ``address`` where it listens, 0 for any port.
-    Raises OSError where the address is taken.
+    ``address``: where it listens, with port 0 for any. Raises OSError where that is taken.
     """
     limits = EpisodeLimits(ENDLESS, settings.prompt_tokens, ENDLESS, ENDLESS)
+    seed = secrets.token_hex(8)
     held = [
-        ProgramEpisode(Question(f"served-{number}", "served", "", ()), 0, setting.seed, limits)
+        ProgramEpisode(Question(f"served-{number}", "served", "", ()), 0, seed, limits)
         for number in range(CONVERSATIONS)
     ]
     queue = RequestQueue(held, CONVERSATIONS, settings.patience, together=False)
-    sampling = FixedSampling(
-        setting.rollout.temperature, top_p, setting.dialogue.turn_tokens, settings.ignored
-    )
-    rounds = Rounds(held, engine, setting, sampling, settings, dialect, queue)
+    rounds = Rounds(held, engine, tokenizer, dialogue, sampling, settings, dialect, queue)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         gateway = stack.enter_context(Gateway(queue, sampling, folder, *address))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.commands import ask
+from flows.runs import without_run
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
 
@@ -37,7 +38,7 @@ def test_the_trained_policy_comes_before_the_cold_start(checkout):
     for agent in ("cold_start", "trained"):
         Path("models/toy", agent).mkdir(parents=True)
         Path("models/toy", agent, "config.json").touch()
-        assert ask.policy_folder("toy", None) == Path("models/toy", agent)
+        assert without_run.policy_folder("toy", None) == Path("models/toy", agent)
 
 
 def test_a_task_is_drawn_by_the_seed_or_chosen_by_its_number(tmp_path, monkeypatch):
