@@ -105,7 +105,7 @@ def usage(answers: Sequence[SampledAnswer]) -> dict[str, Any]:
     """Return the tokens that answers took."""
     prompt = len(answers[0].prompt)
     known = answers[0].before
-    cached = 0 if known is None else len(known.prompt) + len(known.tokens)
+    cached = 0 if known is None else known.end
     sampled = sum(len(answer.tokens) for answer in answers)
     return {
         "prompt_tokens": prompt,

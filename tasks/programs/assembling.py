@@ -29,56 +29,69 @@ NOTHING: NDArray[np.float32] = np.zeros(0, np.float32)
 
 def tree_of(
     question: Question, episodes: Sequence[ProgramEpisode], tokenizer: Any, policy_steps: int
-) -> Tree:
+) -> tuple[Tree, list[list[int]]]:
     """Return the tree of a question whose leaves are its episodes; each has an answer at least.
 
     The root is the prompt of the first episode. Episodes that begin otherwise have prompts of their
-    own below it.
+    own below it; those that branch share nodes with the one that they branch from. Returns, too,
+    which node was read before each answer of each episode.
     """
     first = episodes[0].in_order()[0].prompt
     tree = Tree(question, [Node(-1, PROMPT, "", question.text, first, NOTHING, NOTHING)])
+    turns: dict[tuple[int, int], int] = {}  # node before an answer, and the answer -> its turn
+    read: dict[tuple[int, bytes], int] = {}  # turn, and the tokens after it -> their node
+    nodes: list[list[int]] = []
     for episode in episodes:
-        answers = episode.in_order()
         last, before = 0, None
-        for answer in answers:
-            last = _append(tree, last, before, answer, tokenizer, policy_steps)
-            before = answer
+        nodes.append([])
+        for answer in episode.in_order():
+            last = _before(tree, read, last, before, answer, tokenizer)
+            nodes[-1].append(last)
+            key = last, id(answer)
+            if key not in turns:
+                turns[key] = _append_turn(tree, last, answer, tokenizer, policy_steps)
+            last, before = turns[key], answer
         tree.nodes[last] = _ended(tree.nodes[last], episode)
         tree.leaves.append(last)
-    return tree
+    return tree, nodes
 
 
-def _append(
+def _before(
     tree: Tree,
+    read: dict[tuple[int, bytes], int],
     last: int,
     before: SampledAnswer | None,
     answer: SampledAnswer,
     tokenizer: Any,
-    steps: int,
 ) -> int:
-    """Append a turn, and what was read before it; return its node."""
-    turn = tree.nodes[last]
-    begins = before is None and np.array_equal(answer.prompt, turn.tokens)
-    if before is not None and answer.before is before:
-        results = _results(before, answer)
-        tree.nodes[last] = replace(turn, results=results)
-        tree.nodes.append(_read(last, RESULT, Outcome.OK, answer.observed, tokenizer))
-        last = len(tree.nodes) - 1
-    elif not begins:
+    """Return the node that is read before an answer; a new one below ``last`` if need be."""
+    if before is None and np.array_equal(answer.prompt, tree.nodes[last].tokens):
+        return last
+    goes_on = before is not None and answer.before is before
+    key = last, answer.observed.tobytes() if goes_on else answer.prompt.tobytes() + b"prompt"
+    if key not in read:
+        if before is not None and goes_on:
+            results = _results(before, answer)
+            tree.nodes[last] = replace(tree.nodes[last], results=results)
+        kind, tokens = (RESULT, answer.observed) if goes_on else (PROMPT, answer.prompt)
         outcome = "" if before is None else Outcome.OK
-        tree.nodes.append(_read(last, PROMPT, outcome, answer.prompt, tokenizer))
-        last = len(tree.nodes) - 1
+        text = tokenizer.decode(tokens)
+        tree.nodes.append(Node(last, kind, outcome, text, tokens, NOTHING, NOTHING))
+        read[key] = len(tree.nodes) - 1
+    return read[key]
+
+
+def _append_turn(
+    tree: Tree, last: int, answer: SampledAnswer, tokenizer: Any, policy_steps: int
+) -> int:
+    """Append a turn below a node; return its node."""
     sample = answer.sample
     measured = (sample.tokens, sample.logprobs, sample.entropies)
     text = tokenizer.decode(sample.tokens)
-    node = Node(last, TURN, answer.reply.outcome, text, *measured, policy_steps=steps)
+    node = Node(last, TURN, answer.reply.outcome, text, *measured, policy_steps=policy_steps)
     tree.nodes.append(node)
     note_experts(tree, len(tree.nodes) - 1, sample.experts)
     return len(tree.nodes) - 1
-
-
-def _read(parent: int, kind: str, outcome: str, tokens: NDArray[np.int32], tokenizer: Any) -> Node:
-    return Node(parent, kind, outcome, tokenizer.decode(tokens), tokens, NOTHING, NOTHING)
 
 
 def _results(before: SampledAnswer, answer: SampledAnswer) -> tuple[CallResult, ...]:
@@ -102,9 +115,12 @@ def _results(before: SampledAnswer, answer: SampledAnswer) -> tuple[CallResult, 
 def _ended(turn: Node, episode: ProgramEpisode) -> Node:
     """Return the last turn with what the program has returned, or how it has failed."""
     result = episode.result
-    if result is None:
-        told: dict[str, Any] = {"fault": episode.fault[:500]}
-        outcome = episode.outcome or Outcome.PROGRAM_DIED
+    if episode.differs:
+        told: dict[str, Any] = {"fault": "it asked something else than before"}
+        outcome = Outcome.REPLAY_DIFFERS
+    elif result is None:
+        told = {"fault": episode.fault[:500]}
+        outcome = Outcome(episode.outcome or Outcome.PROGRAM_DIED)
     else:
         told = {"answer": result.answer, "reward": result.reward, "parts": dict(result.parts)}
         said = result.answer is not None or result.reward is not None

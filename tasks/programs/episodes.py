@@ -9,7 +9,6 @@ before it, never from the time at which they came.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -40,8 +39,12 @@ class SampledAnswer:
     @property
     def observed(self) -> Tokens:
         """Return the tokens between the turn before and this one, or the whole prompt."""
-        known = 0 if self.before is None else len(self.before.prompt) + len(self.before.tokens)
-        return self.prompt[known:]
+        return self.prompt[0 if self.before is None else self.before.end :]
+
+    @property
+    def end(self) -> int:
+        """Return how many tokens there are with this turn."""
+        return len(self.prompt) + len(self.tokens)
 
     @property
     def tokens(self) -> Tokens:
@@ -61,10 +64,7 @@ class EpisodeLimits:
 
 @dataclass
 class ProgramEpisode:
-    """What the program of one episode has asked so far.
-
-    Its methods are called by the gateway's thread and by the one that samples; a lock is held.
-    """
+    """What the program of one episode has asked so far; the thread that samples changes it."""
 
     question: Question
     index: int  # of the leaf
@@ -73,33 +73,55 @@ class ProgramEpisode:
     answers: list[SampledAnswer] = field(default_factory=list)
     asked: int = 0  # requests that were taken
     used: int = 0  # response tokens so far
+    reserved: int = 0  # more of them, for answers that are being sampled
     counts: dict[str, int] = field(default_factory=dict)  # of equal conversations
     result: Result | None = None  # what the program has returned
+    recorded: list[SampledAnswer] = field(default_factory=list)  # to be given once more, in order
+    shared: int = 0  # its first answers that it shares with the episode that it branches from
+    differs: bool = False  # it asked something else than was recorded
     outcome: str = ""  # an Outcome, where the program has failed
     fault: str = ""  # what is known of that
-    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def branch(self, other: ProgramEpisode, shared: int) -> None:
+        """Begin as another episode did, up to so many of its answers."""
+        self.recorded = other.in_order()[:shared]
+
+    def again(self, asked: Asked) -> SampledAnswer | None:
+        """Return the recorded answer to a request; None where it is to be sampled.
+
+        A program that asks something else than it did before goes on from there, and ``differs``.
+        """
+        if not self.recorded:
+            return None
+        key = f"{_prefix(asked)}/{self.counts.get(_prefix(asked), 0)}"
+        expected = self.recorded[0]
+        if asked.choices != 1 or key != expected.key:
+            self.recorded, self.differs = [], True
+            return None
+        del self.recorded[0]
+        self.counts[_prefix(asked)] = self.counts.get(_prefix(asked), 0) + 1
+        self.asked += 1
+        self.shared += 1
+        self.add([expected])
+        return expected
 
     def place(self, asked: Asked, chat: ChatFormat) -> Placed:
         """Return where an answer to a request stands, for its sampling.
 
         Raises RefusedError where the episode has used up a limit, or the prompt has no room.
         """
-        forms = tuple(canonical(asked.messages))
-        tools = tool_form(asked.tools)
-        with self.lock:
-            prefix = digest(forms, tools)
-            self._check_limits(asked)
-            number = self.counts.get(prefix, 0)
-            before, following = self._continued(asked, forms, tools)
+        self._check_limits(asked)
+        forms, prefix = tuple(canonical(asked.messages)), _prefix(asked)
+        before, following = self._continued(asked, forms, tool_form(asked.tools))
         prompt, before = _prompt(chat, asked, before, following)
-        observed = len(prompt) - (
-            len(before.prompt) + len(before.tokens) if before else len(prompt)
-        )
-        with self.lock:
-            room = self._room(prompt, observed)
-            self.counts[prefix] = number + asked.choices
-            self.asked += 1
-        limit = min(asked.max_tokens, room)
+        observed = len(prompt) - before.end if before else 0
+        limit = min(asked.max_tokens, self._room(prompt, observed) // asked.choices)
+        if limit < 1:
+            raise self._spent()
+        number = self.counts.get(prefix, 0)
+        self.counts[prefix] = number + asked.choices
+        self.asked += asked.choices
+        self.reserved += observed + limit * asked.choices
         keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]
         return Placed(asked, forms, keys, before, prompt, limit, chat)
 
@@ -122,7 +144,7 @@ class ProgramEpisode:
             )
 
     def _room(self, prompt: Tokens, observed: int) -> int:
-        """Return how many tokens an answer may have. Raises RefusedError where there is no room."""
+        """Return how many tokens are left. Raises RefusedError for a prompt that is too long."""
         limits = self.limits
         if len(prompt) > limits.prompt_tokens:
             raise RefusedError(
@@ -131,15 +153,12 @@ class ProgramEpisode:
                 400,
                 "context_length_exceeded",
             )
-        room = limits.response_tokens - self.used - observed
-        if room < 1:
-            raise RefusedError(
-                f"the episode has used its {limits.response_tokens} tokens "
-                "(dialogue.response_tokens)",
-                400,
-                "context_length_exceeded",
-            )
-        return room
+        return limits.response_tokens - self.used - self.reserved - observed
+
+    def _spent(self) -> RefusedError:
+        most = self.limits.response_tokens
+        said = f"the episode has used its {most} tokens (dialogue.response_tokens)"
+        return RefusedError(said, 400, "context_length_exceeded")
 
     def _continued(
         self, asked: Asked, forms: tuple[Canonical, ...], tools: str
@@ -163,12 +182,11 @@ class ProgramEpisode:
         return last, following
 
     def add(self, answers: Sequence[SampledAnswer]) -> None:
-        """Keep answers that were sampled."""
-        with self.lock:
-            for answer in answers:
-                self.answers.append(answer)
-                observed = len(answer.observed) if answer.before else 0
-                self.used += observed + len(answer.tokens)
+        """Keep the answers that have been sampled for the requests that were placed."""
+        for answer in answers:
+            self.answers.append(answer)
+            self.used += len(answer.tokens) + (len(answer.observed) if answer.before else 0)
+        self.reserved = 0
 
     def in_order(self) -> list[SampledAnswer]:
         """Return all answers in the order of the trajectory, which no clock decides."""
@@ -186,6 +204,11 @@ class Placed:
     prompt: Tokens
     max_tokens: int
     chat: ChatFormat
+
+
+def _prefix(asked: Asked) -> str:
+    """Return what the messages and tools of a request are known by."""
+    return digest(tuple(canonical(asked.messages)), tool_form(asked.tools))
 
 
 def _prompt(

@@ -53,11 +53,18 @@ def _limits(recipe: Recipe, settings: object) -> list[str]:
 
 def _branches(recipe: Recipe) -> list[str]:
     """Return a line where the row branches, for which an episode has to go back."""
-    row = load_algorithms().get(recipe.reinforce.algorithm)
+    row, name = load_algorithms().get(recipe.reinforce.algorithm), recipe.reinforce.algorithm
+    (settings,) = recipe.program.values()
     if row is None or row.branching == "none":
         return []
-    return [
-        f"reinforce.algorithm {recipe.reinforce.algorithm} branches ({row.branching}), and the "
-        "episodes of a program run from their start: take a row with branching none, such as grpo, "
-        "gigpo or gagpo"
-    ]
+    if row.branching != "entropy":
+        return [
+            f"reinforce.algorithm {name} branches by {row.branching}, and a program's episodes "
+            "branch by entropy, after results, or not at all: take a row such as arpo or grpo"
+        ]
+    if not getattr(settings, "repeatable", True):
+        return [
+            f"reinforce.algorithm {name} branches, for which the program begins anew and asks what "
+            "it asked before, and its 'repeatable' is false: take a row that does not branch"
+        ]
+    return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from tasks.programs.episodes import (
 from tasks.programs.gateway import Gateway
 from tasks.programs.launching import Launcher
 from tasks.programs.opening import OpenProgram
+from tasks.programs.program_branching import BranchPoint, judge
 from tasks.programs.request_queue import RequestQueue
 from tasks.programs.sampling_rounds import Counts, Rounds
 from tasks.programs.walls import PORT
+from tasks.rollouts.beaming import BEAMING
 from tasks.rollouts.paths import Setting
 from tasks.trees.tree import Question, Tree
 
@@ -82,7 +85,8 @@ class Desk:
             for question in questions
             for leaf in range(setting.rollout.leaves)
         ]
-        self.queue = RequestQueue(self.episodes, self.settings.lanes, self.settings.patience)
+        self.points: list[BranchPoint] = []
+        self.queue = RequestQueue([], self.settings.lanes, self.settings.patience)
         self.sampling = FixedSampling(
             setting.rollout.temperature, top_p, dialogue.turn_tokens, self.settings.ignored
         )
@@ -116,22 +120,58 @@ class Desk:
                     launcher.start(following)
 
             launcher.serve(endpoint, self.queue.started, ended)
-            for episode in self.queue.begin():
-                launcher.start(episode)
-            self._serve(stack)
-            self.rounds.fill(stack)
+            wave = self._first_wave()
+            while wave:
+                for episode in self.queue.begin(wave):
+                    launcher.start(episode)
+                self._serve(stack)
+                self.rounds.fill(wave, stack)
+                wave = self._next_wave(wave)
         self.rounds.counts.early_rounds += self.queue.early
         self.rounds.counts.idle += self.queue.idle
+        return [self._tree(number) for number in range(len(self.questions))]
+
+    def _of_question(self, number: int) -> list[ProgramEpisode]:
         leaves = self.setting.rollout.leaves
-        return [
-            tree_of(
-                question,
-                self.episodes[number * leaves : (number + 1) * leaves],
-                self.setting.tokenizer,
-                self.setting.policy_steps,
-            )
-            for number, question in enumerate(self.questions)
+        return self.episodes[number * leaves : (number + 1) * leaves]
+
+    def _tree(self, number: int) -> Tree:
+        """Return the tree of a question, with the decisions where it branched."""
+        episodes, setting = self._of_question(number), self.setting
+        question = self.questions[number]
+        tree, nodes = tree_of(question, episodes, setting.tokenizer, setting.policy_steps)
+        tree.decisions = [
+            replace(point.decision, node=nodes[point.episode.index][point.answer])
+            for point in self.points
+            if point.episode in episodes
         ]
+        return tree
+
+    # ------------------------------------------------------------ which episodes run together
+
+    def _first_wave(self) -> list[ProgramEpisode]:
+        """Return the episodes that begin at once: all of them where the row does not branch."""
+        initial = BEAMING[self.setting.branching].initial(self.setting.rollout)
+        return [episode for episode in self.episodes if episode.index < initial]
+
+    def _next_wave(self, ended: Sequence[ProgramEpisode]) -> list[ProgramEpisode]:
+        """Return the branches of episodes that have ended; else those that fill up the budget."""
+        wave: list[ProgramEpisode] = []
+        for number in range(len(self.questions)):
+            episodes = self._of_question(number)
+            free = [episode for episode in episodes if not episode.answers]
+            of_question = [episode for episode in ended if episode in episodes]
+            if not free or not of_question:
+                continue
+            points = judge(of_question, len(free), self.setting.rollout)
+            self.points += points
+            begun = 0
+            for point in points:
+                for branch in free[begun : begun + point.decision.added]:
+                    branch.branch(point.episode, point.answer)
+                begun += point.decision.added
+            wave += free[:begun] if begun else free
+        return wave
 
     def _serve(self, stack: ExitStack) -> None:
         """Sample rounds until all episodes have ended."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -52,11 +53,11 @@ class RequestQueue:
     """The episodes of a batch, in order, of which some run side by side."""
 
     def __init__(
-        self, episodes: list[ProgramEpisode], lanes: int, patience: float, together: bool = True
+        self, episodes: Sequence[ProgramEpisode], lanes: int, patience: float, together: bool = True
     ) -> None:
         """``together``: a round waits for all who run; else it takes whoever waits."""
         self.together = together
-        self.left: Iterator[ProgramEpisode] = iter(episodes)
+        self.left = deque(episodes)
         self.lanes, self.patience = lanes, patience
         self.running: dict[int, tuple[ProgramEpisode, WorkTime]] = {}  # by id of the object
         self.requests: list[WaitingRequest] = []
@@ -66,9 +67,10 @@ class RequestQueue:
         self.early = 0  # rounds that were begun without some who worked
         self.idle = 0.0  # seconds in which nothing was sampled
 
-    def begin(self) -> list[ProgramEpisode]:
-        """Count the next episodes as running, as far as there are lanes, and return them."""
+    def begin(self, more: Sequence[ProgramEpisode] = ()) -> list[ProgramEpisode]:
+        """Add episodes; count the next as running, as far as there are lanes, and return them."""
         with self.changed:
+            self.left.extend(more)
             return self._more()
 
     def started(self, episode: ProgramEpisode) -> None:
@@ -80,7 +82,8 @@ class RequestQueue:
 
     def _more(self) -> list[ProgramEpisode]:
         begun = []
-        while len(self.running) < self.lanes and (episode := next(self.left, None)) is not None:
+        while len(self.running) < self.lanes and self.left:
+            episode = self.left.popleft()
             self.running[id(episode)] = (episode, WorkTime())
             begun.append(episode)
             self.moved = time.monotonic()

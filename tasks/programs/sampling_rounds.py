@@ -87,6 +87,9 @@ class Rounds:
         self.counts.requests += len(requests)
         placed: list[tuple[WaitingRequest, Placed]] = []
         for request in sorted(requests, key=self._order):
+            if (recorded := request.episode.again(request.asked)) is not None:
+                self.queue.give(request, [recorded])
+                continue
             try:
                 place = request.episode.place(request.asked, self._chat(request.asked))
                 placed.append((request, place))
@@ -97,8 +100,10 @@ class Rounds:
         answers: dict[int, list[SampledAnswer]] = {id(request): [] for request, _ in placed}
         for (request, place, choice), sample in zip(jobs, samples, strict=True):
             answers[id(request)].append(self._answer(place, choice, sample))
+        for episode in {id(request.episode): request.episode for request, _ in placed}.values():
+            of_episode = [request for request, _ in placed if request.episode is episode]
+            episode.add([answer for each in of_episode for answer in answers[id(each)]])
         for request, _ in placed:
-            request.episode.add(answers[id(request)])
             self.queue.give(request, answers[id(request)])
 
     def _order(self, request: WaitingRequest) -> tuple[int, int, str]:
@@ -198,15 +203,19 @@ class Rounds:
 
     # ------------------------------------------------------------ episodes that asked nothing
 
-    def fill(self, stack: ExitStack) -> None:
-        """Sample a token for each episode whose program has asked nothing.
+    def fill(self, ended: Sequence[ProgramEpisode], stack: ExitStack) -> None:
+        """Sample a token for each of these whose program has asked nothing of its own.
 
         Nobody reads it. It gives the episode a place in the tree, which learns from its outcome, or
         leaves it out, as the recipe says.
         """
-        silent = [episode for episode in self.episodes if not episode.answers]
+        silent = [each for each in ended if len(each.answers) == each.shared]
+        if not silent:
+            return
+        self.counts.rounds += 1  # behind all that was asked
         requests = []
         for episode in silent:
+            episode.differs = episode.differs or episode.shared > 0
             messages = messages_of(task_of(episode.question)["messages"])
             requests.append(WaitingRequest(episode, Asked(messages, (), 1)))
         jobs = [(r, r.episode.place(r.asked, self._chat(r.asked)), 0) for r in requests]

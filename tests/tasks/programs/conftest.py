@@ -30,15 +30,15 @@ class Running:
     engine: Any
     dialect: Any
 
-    def grow(self, name, questions=1, leaves=1, opened=None, **settings):
+    def grow(self, name, questions=1, leaves=1, branching="none", **settings):
         """Run episodes of a program; return the trees and what they cost."""
         kind = program_kind(name)
         dialogue = {"response_tokens": 4000, "tool_calls": 40} | settings.pop("dialogue", {})
         asked = [question(number) for number in range(questions)]
         rollout = Rollout(
             leaves=leaves,
-            initial=1,
-            branch=0,
+            initial=min(2, leaves),
+            branch=2,
             marks_per_rollout=1,
             entropy_window=20,
             base_probability=0.5,
@@ -55,6 +55,7 @@ class Running:
             None,
             None,
             "0/0",
+            branching,
         )
         given = {"trusted": True, "prompt_tokens": 2000, "requests": 100} | settings
         with open_program({name: kind.settings(**given)}) as program:
