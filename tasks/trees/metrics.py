@@ -72,7 +72,8 @@ def program_metrics(trees: Sequence[Tree]) -> dict[str, float]:
 
     ``requests_continued``: of the requests after an episode's first, the share that goes on from
     tokens that were sampled, and not in a prompt of its own; it is missing where there are none.
-    ``programs_failed``: the share of the episodes whose program has failed.
+    ``programs_failed``: the share of the episodes whose program has failed; ``replays_differ``: of
+    those whose program asked something else when it was run again for a branch.
     """
     leaves = [leaf for tree in trees for leaf in tree.trajectories() if program_said(leaf)]
     if not leaves:
@@ -85,7 +86,8 @@ def program_metrics(trees: Sequence[Tree]) -> dict[str, float]:
     ]
     failed = ["fault" in (program_said(leaf) or {}) for leaf in leaves]
     continued = {"requests_continued": _mean(later)} if later else {}
-    return {**continued, "programs_failed": _mean(failed)}
+    differ = [leaf[-1].outcome == Outcome.REPLAY_DIFFERS for leaf in leaves]
+    return {**continued, "programs_failed": _mean(failed), "replays_differ": _mean(differ)}
 
 
 def rise_metrics(decisions: Sequence[Decision]) -> dict[str, float]:
