@@ -15,12 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import certifi
+
 from tasks.extensions import descendants
 from tasks.programs import relay, walls
 from tasks.programs.contract import ProgramKind, ProgramSettings, ResultError, result_of, task_of
 from tasks.programs.episodes import ProgramEpisode
 from tasks.trees.outcomes import Outcome
 
+CERTIFICATE_END = "-----END CERTIFICATE-----"
 SOCKET = "socket"  # of the gateway, in its folder
 STARTS = 3  # of a host in a row that ends before any episode has
 LOAD_SECONDS = 120.0  # to import the program, on a busy machine
@@ -276,6 +279,9 @@ def staged() -> Iterator[tuple[Path, Path]]:
         start = "import sys\nsys.path.insert(0, __file__.rpartition('/')[0])\n"
         start += "from tasks.programs.program_host import main\nmain()\n"
         (stage / "start.py").write_text(start)
+        bundle = Path(certifi.where()).read_text()
+        first, mark, _ = bundle.partition(CERTIFICATE_END)
+        (stage / walls.CERTIFICATES).write_text(first[first.rindex("-----BEGIN") :] + mark + "\n")
         for path in (stage, *stage.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         yield stage, sockets

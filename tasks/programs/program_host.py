@@ -12,6 +12,7 @@ killed, all that it has started ends, in other sessions, too.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import inspect
 import json
@@ -123,6 +124,8 @@ class Host:
             for name in json.loads(said)["modules"]:
                 with suppress(BaseException):
                     importlib.import_module(name)
+        gc.collect()
+        gc.freeze()  # collections of its children touch, and so copy, none of what is here
         waiting, self.waiting = self.waiting, []
         for order in waiting:
             self.start(order)
