@@ -78,6 +78,7 @@ class ProgramEpisode:
     result: Result | None = None  # what the program has returned
     recorded: list[SampledAnswer] = field(default_factory=list)  # to be given once more, in order
     shared: int = 0  # its first answers that it shares with the episode that it branches from
+    results: int = 0  # of tools, that have been read
     differs: bool = False  # it asked something else than was recorded
     outcome: str = ""  # an Outcome, where the program has failed
     fault: str = ""  # what is known of that
@@ -102,6 +103,7 @@ class ProgramEpisode:
         self.counts[_prefix(asked)] = self.counts.get(_prefix(asked), 0) + 1
         self.asked += 1
         self.shared += 1
+        self.results += _results_before(expected)
         self.add([expected])
         return expected
 
@@ -113,6 +115,9 @@ class ProgramEpisode:
         self._check_limits(asked)
         forms, prefix = tuple(canonical(asked.messages)), _prefix(asked)
         before, following = self._continued(asked, forms, tool_form(asked.tools))
+        results = sum(message.role == "tool" for message in following)
+        if self.results + results > self.limits.tool_calls:
+            raise self._too_many_calls(self.results + results)
         prompt, before = _prompt(chat, asked, before, following)
         observed = len(prompt) - before.end if before else 0
         limit = min(asked.max_tokens, self._room(prompt, observed) // asked.choices)
@@ -121,6 +126,7 @@ class ProgramEpisode:
         number = self.counts.get(prefix, 0)
         self.counts[prefix] = number + asked.choices
         self.asked += asked.choices
+        self.results += results
         self.reserved += observed + limit * asked.choices
         keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]
         return Placed(asked, forms, keys, before, prompt, limit, chat)
@@ -136,12 +142,12 @@ class ProgramEpisode:
             )
         results = sum(message.role == "tool" for message in asked.messages)
         if results > limits.tool_calls:
-            raise RefusedError(
-                f"the conversation has {results} tool results, and dialogue.tool_calls allows "
-                f"{limits.tool_calls}",
-                400,
-                "too_many_calls",
-            )
+            raise self._too_many_calls(results)
+
+    def _too_many_calls(self, results: int) -> RefusedError:
+        allowed = f"dialogue.tool_calls allows {self.limits.tool_calls}"
+        said = f"with these the agent has had {results} tool results, and {allowed}"
+        return RefusedError(said, 400, "too_many_calls")
 
     def _room(self, prompt: Tokens, observed: int) -> int:
         """Return how many tokens are left. Raises RefusedError for a prompt that is too long."""
@@ -204,6 +210,14 @@ class Placed:
     prompt: Tokens
     max_tokens: int
     chat: ChatFormat
+
+
+def _results_before(answer: SampledAnswer) -> int:
+    """Return how many results of tools were read between an answer and the one it goes on from."""
+    if answer.before is None:
+        return 0
+    following = answer.asked.messages[len(answer.before.forms) + 1 :]
+    return sum(message.role == "tool" for message in following)
 
 
 def _prefix(asked: Asked) -> str:

@@ -46,9 +46,11 @@ class OpenProgram:
                 taken = self.idle.pop()
         try:
             yield taken
-        finally:
-            with self.lock:
-                self.idle.append(taken)
+        except BaseException:
+            taken[0].close()  # episodes may still run, and wait for a gateway that has ended
+            raise
+        with self.lock:
+            self.idle.append(taken)
 
 
 @contextmanager

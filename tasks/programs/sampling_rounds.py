@@ -78,6 +78,7 @@ class Rounds:
         }
         engines = engine.replicas(len(self.questions))
         self.seats = [Seat(each, len(episodes)) for each in engines]
+        self.prompt_tokens = settings.prompt_tokens
         self.context = settings.prompt_tokens + dialogue.turn_tokens
         self.places = {id(episode): place for place, episode in enumerate(episodes)}
 
@@ -213,11 +214,13 @@ class Rounds:
         if not silent:
             return
         self.counts.rounds += 1  # behind all that was asked
-        requests = []
+        jobs: list[Job] = []
         for episode in silent:
             episode.differs = episode.differs or episode.shared > 0
-            messages = messages_of(task_of(episode.question)["messages"])
-            requests.append(WaitingRequest(episode, Asked(messages, (), 1)))
-        jobs = [(r, r.episode.place(r.asked, self._chat(r.asked)), 0) for r in requests]
+            asked = Asked(messages_of(task_of(episode.question)["messages"]), (), 1)
+            chat = self._chat(asked)
+            prompt = chat.prompt(asked.messages)[-self.prompt_tokens :]
+            place = Placed(asked, (), ["silent/0"], None, prompt, 1, chat)
+            jobs.append((WaitingRequest(episode, asked), place, 0))
         for (request, place, _), sample in zip(jobs, self._sampled(jobs, stack), strict=True):
             request.episode.add([self._answer(place, 0, sample)])
