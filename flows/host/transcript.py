@@ -40,6 +40,9 @@ ENDINGS: Mapping[str, str] = {  # outcome of a trajectory without an answer -> w
     Outcome.WORLD_FAILED: "the world failed, and no act was the cause",
     Outcome.WORLD_TIMEOUT: "the world did not answer within its time limit",
     Outcome.WORLD_BROKEN: "the world failed twice at the same act, which may be the cause",
+    Outcome.PROGRAM_FAILED: "the program raised an error, or returned no result",
+    Outcome.PROGRAM_TIMEOUT: "the program worked for longer than the recipe allows",
+    Outcome.PROGRAM_DIED: "a signal ended the program",
 }
 
 

@@ -112,6 +112,7 @@ CAUSES = dict.fromkeys(Outcome, Cause.AGENT) | {
     Outcome.REPLAY_DIFFERS: Cause.INFRASTRUCTURE,
     Outcome.WORLD_FAILED: Cause.INFRASTRUCTURE,
     Outcome.WORLD_TIMEOUT: Cause.INFRASTRUCTURE,
+    Outcome.PROGRAM_FAILED: Cause.LIMIT,  # of the program: what an agent says should not break it
     Outcome.PROGRAM_TIMEOUT: Cause.LIMIT,
     Outcome.PROGRAM_DIED: Cause.INFRASTRUCTURE,
     Outcome.UNAVAILABLE: Cause.INFRASTRUCTURE,

@@ -35,7 +35,6 @@ budget: {calls: null, tokens: null}
 NEW = {  # which recipes of the project leave out
     "machine__disk_gib": None,
     "expect": None,
-    "program": None,
     "prepare__policy__rotary_base": 100.0,
     "dialogue__prompt": "growing",
     "dialogue__history": 2,

@@ -1,13 +1,16 @@
 """What goes wrong in a program is an outcome by name, and nothing of it is left running."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tasks.extensions import descendants
 from tasks.programs import walls
 from tasks.programs.contract import ResultError, result_of
 from tasks.rewards.scoring import score_trees
@@ -20,6 +23,7 @@ FAULTS = {  # program: outcome, what is said of it
     "leaving": ("program_failed", "SystemExit: 3"),
     "killed": ("program_died", "signal 9"),
     "killing_its_guard": ("program_died", "signal"),
+    "killing_its_host": ("program_died", "host"),
     "forking": ("answer", None),
     "returning_in_a_fork": ("answer", None),
     "flooding_output": ("answer", None),
@@ -38,17 +42,17 @@ def endings(trees):
     return [(leaf.outcome, leaf.observation.info["program"].get("fault")) for leaf in leaves]
 
 
-def left_running():
-    """Return the commands of processes that a program has left."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"4242" in words or any(b"beamline-program-" in word for word in words):
-                found.append(words)
+def left_running(folder):
+    """Return the commands of processes that programs of this folder have left.
+
+    What ends a sandbox ends all that is in it.
+    """
+    found, ours = [], f"{descendants.OWNER}={folder}".encode()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with suppress(OSError):
+                if ours in (process / "environ").read_bytes().split(b"\0"):
+                    found.append((process / "cmdline").read_bytes())
     return found
 
 
@@ -64,7 +68,7 @@ def test_faults_have_names(own, running, trusted):
     for name, (outcome, said) in FAULTS.items():
         assert told[name][0] == outcome, (name, told[name])
         assert said is None or said in told[name][1], (name, told[name])
-    assert not left_running()
+    assert not left_running(own.parent)
 
 
 @pytest.mark.parametrize("name", ["hanging", "busy"])
@@ -145,7 +149,7 @@ def test_a_command_gets_its_task_and_says_its_answer_last(own, running):
         "print(json.dumps({'answer': given['task']['id'], 'reward': 1}))\n"
     )
     trees, _ = running(answering).grow(
-        "command", questions=3, trusted=False, run=(sys.executable, "own/script.py")
+        "command", questions=3, trusted=False, run=(walls.interpreter(""), "own/script.py")
     )
     assert answers(trees) == ["q0", "q1", "q2"]
 
@@ -198,12 +202,12 @@ def test_a_killed_trainer_leaves_nothing(own, tmp_path):
         )
         assert process.stdout.readline() == "running\n"
         until = time.monotonic() + 10
-        while not any(b"4242" in words for words in left_running()):
+        while not left_running(tmp_path):
             assert time.monotonic() < until
             time.sleep(0.05)
         process.kill()
         process.wait()
         until = time.monotonic() + 10
-        while left_running() and time.monotonic() < until:
+        while left_running(tmp_path) and time.monotonic() < until:
             time.sleep(0.1)
-        assert not left_running(), trusted
+        assert not left_running(tmp_path), trusted

@@ -44,6 +44,13 @@ def killing_its_guard(task, endpoint):
     time.sleep(1000)
 
 
+def killing_its_host(task, endpoint):
+    ask(endpoint, task.messages)
+    guard = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(guard.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    time.sleep(1000)
+
+
 def forking(task, endpoint):
     ask(endpoint, task.messages)
     for _ in range(3):
