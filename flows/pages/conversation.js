@@ -99,7 +99,7 @@ function card(call, outcome, result) {
     "div",
     { class: "call" },
     element("p", { class: "role" }, `${call ? call[0] : "tool"} · ${outcome}`),
-    call ? element("pre", { class: "argument" }, ...textOf(call[1])) : null,
+    call?.[1] ? element("pre", { class: "argument" }, ...textOf(call[1])) : null,
     element("pre", { class: "result" }, ...textOf(result)),
   );
 }
@@ -130,7 +130,7 @@ function showConversation(question) {
     if (!isTurn(node)) parts.push(...cards(node));
     else if (siblings.length > 1) parts.push(besides(question, node.parent, at, span));
     else parts.push(message("assistant", element("div", { class: "text" }, ...tokensOf(question, at, leaf, question.starts[view.leaf][at], span))));
-    if (node.step && at === leaf.node) parts.push(card(null, node.step[0], node.step[1]));
+    if (node.step && at === leaf.node) parts.push(card(node.step[3] ? [node.step[3], ""] : null, node.step[0], node.step[1]));
   }
   find("conversation").replaceChildren(...parts);
   const { title, middle, signed: both } = TINTS[view.tint];

@@ -26,7 +26,7 @@ from params.run_folders import RunFolders
 from params.schema.reinforce import Reinforce
 from tasks.ledger.substeps import SubStep
 from tasks.rewards.contract import was_scored
-from tasks.trees.tree import TURN, CallResult, calls_of, results_of
+from tasks.trees.tree import PROGRAM, TURN, CallResult, calls_of, results_of
 
 SCALES = {"entropy": 100_000, "gap": 10_000, "ratio": 1000, "clipped": 100, "advantage": 1000}
 SHARES = (50, 75, 90, 99)  # percentiles of a run's entropies, between which tints change
@@ -177,8 +177,15 @@ def _node(
     elif calls:
         node["calls"] = [[each.tool, each.argument, each.outcome, each.text] for each in calls]
     if step:
-        node["step"] = [step.outcome, step.text, step.reward]
+        said = json.loads(step.info).get(PROGRAM)
+        of_world = [step.outcome, step.text, step.reward]
+        node["step"] = [row.outcome, _returned(said), 0.0, PROGRAM] if said else of_world
     return node
+
+
+def _returned(said: Mapping[str, Any]) -> str:
+    """Return what a program has returned, or how it has failed, as a text."""
+    return "\n".join(f"{name}: {value}" for name, value in said.items() if value not in (None, {}))
 
 
 def _leaf(row: Any, reward: Any, credit: Any, trace: str | None) -> dict[str, Any]:
