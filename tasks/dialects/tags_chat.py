@@ -61,6 +61,9 @@ class TagsChat:
 
     def reply(self, prompt: Tokens, turn: Tokens, text: str, stopped: str, calls: int) -> TurnReply:
         read = self.dialect.read(prompt, turn, text, stopped)
+        offered = {spec.name for spec in self.dialect.specs}
+        if any(call.tool not in offered for call in read.calls):  # a client would not know of it
+            return TurnReply(ChatMessage("assistant", talk.readable(text)), Outcome.BAD_CALL)
         if read.outcome not in (Outcome.CALL, Outcome.ANSWER, Outcome.NO_ANSWER):
             return TurnReply(ChatMessage("assistant", talk.readable(text)), read.outcome)
         thoughts, _, said = in_tags(talk.readable(text), self.dialect.tools)

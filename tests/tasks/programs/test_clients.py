@@ -39,6 +39,18 @@ def test_streamed_answers_are_whole(own, running):
     assert answers(trees) == ['add{"a": 3, "b": 4} True']
 
 
+def test_calls_that_were_not_offered_are_text(own, running):
+    (own / "plain.py").write_text(
+        "from own.wanderer import ask\n"
+        "def run(task, endpoint):\n"
+        "    message = ask(endpoint, task.messages, tools=None)\n"
+        "    assert 'tool_calls' not in message\n"
+        "    return message['content']\n"
+    )
+    trees, _ = running(calling).grow("own/plain.py:run")
+    assert answers(trees) == ['<add>{"a": 3, "b": 4}</add>']
+
+
 def test_several_answers_and_equal_requests(own, running):
     def slowly(seed):
         time.sleep(0.3)
