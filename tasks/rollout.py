@@ -18,7 +18,7 @@ from params.schema.algorithms import Marks
 from params.schema.base import Machine
 from params.schema.reinforce import Rollout
 from tasks.dialects import open_dialect
-from tasks.engines import ENGINES
+from tasks.engines import ENGINES, Engine
 from tasks.environments.contract import OpenEnvironment, recording
 from tasks.environments.timed import Stopwatch
 from tasks.ledger import substeps
@@ -144,13 +144,17 @@ def _trees(
     questions = [one for one in begun if isinstance(one, Question)]
     setting = _setting(step, inputs, actor.tokenizer, environment)
     began = time.perf_counter()
-    sampling = ENGINES[agent.engine.kind].open(
-        actor, inputs.policy, agent.engine, agent.machine, inputs.budget.rows
-    )
+    sampling = _engine(inputs, actor)
     trees, counts = grow_programs(
         questions, sampling, setting, inputs.top_p, environment.program, agent.dialect, advance
     )
     sampling.release()
+    if counts.early_rounds:
+        print(
+            f"rollout: {counts.early_rounds} of {counts.rounds} rounds were sampled without "
+            "programs that still worked after 'patience': their last bits may differ in a second run",
+            flush=True,
+        )
     worked = time.perf_counter() - began - counts.idle
     return trees, {"sampling": worked, "tools": counts.idle}
 
@@ -170,15 +174,21 @@ def _grown(
     answering = OpenEnvironment(environment.specs, timed.session)
     setting = _setting(step, inputs, actor.tokenizer, answering)
     began = time.perf_counter()
-    sampling = ENGINES[agent.engine.kind].open(
-        actor, inputs.policy, agent.engine, agent.machine, inputs.budget.rows
-    )
+    sampling = _engine(inputs, actor)
     grown = grow_part(begun, sampling, setting, inputs.top_p, inputs.turns, advance)
     sampling.release()
     seconds = time.perf_counter() - began
     lanes = len(sampling.replicas(max(1, len(begun))))
     waited = sum(timed.seconds) / lanes  # of a replica, on average
     return grown, {"sampling": seconds - waited, "tools": waited}
+
+
+def _engine(inputs: RolloutInputs, actor: Learner) -> Engine:
+    """Open the recipe's engine for a policy."""
+    agent = inputs.agent
+    return ENGINES[agent.engine.kind].open(
+        actor, inputs.policy, agent.engine, agent.machine, inputs.budget.rows
+    )
 
 
 def _with_second(

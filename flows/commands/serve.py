@@ -42,7 +42,7 @@ def serve(name: str, recipe: Recipe, policy: Path, address: tuple[str, int], hea
     engine = ENGINES[agent.engine.kind].open(
         actor, Artifact.at(policy), agent.engine, recipe.machine, serving.CONVERSATIONS
     )
-    given = f"in {TOKEN}" if os.environ.get(TOKEN) else f"$(cat {TOKEN_FILE.absolute()})"
+    given = f"${TOKEN}" if os.environ.get(TOKEN) else f"$(cat {TOKEN_FILE.absolute()})"
 
     def begun(port: int) -> None:
         print(f"OPENAI_BASE_URL=http://{address[0]}:{port}/v1")

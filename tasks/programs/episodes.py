@@ -20,6 +20,7 @@ from tasks.engines import Sample
 from tasks.programs.asking import Asked
 from tasks.programs.contract import Result
 from tasks.programs.messages import Canonical, RefusedError, canonical, digest, tool_form
+from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import Question
 
 
@@ -94,13 +95,13 @@ class ProgramEpisode:
         """
         if not self.recorded:
             return None
-        key = f"{_prefix(asked)}/{self.counts.get(_prefix(asked), 0)}"
-        expected = self.recorded[0]
-        if asked.choices != 1 or key != expected.key:
+        prefix, expected = _prefix(asked), self.recorded[0]
+        number = self.counts.get(prefix, 0)
+        if asked.choices != 1 or f"{prefix}/{number}" != expected.key:
             self.recorded, self.differs = [], True
             return None
         del self.recorded[0]
-        self.counts[_prefix(asked)] = self.counts.get(_prefix(asked), 0) + 1
+        self.counts[prefix] = number + 1
         self.asked += 1
         self.shared += 1
         self.results += _results_before(expected)
@@ -257,5 +258,5 @@ def until_stop(sample: Sample, texts: Sequence[str], stops: Sequence[str]) -> tu
         whole += text
         if any(stop in whole for stop in stops):
             parts = (sample.tokens[:count], sample.logprobs[:count], sample.entropies[:count])
-            return Sample(*parts, "stop", sample.experts), True
+            return Sample(*parts, StopReason.STOP, sample.experts), True
     return sample, False

@@ -64,6 +64,10 @@ def open_program(program: Mapping[str, Frozen]) -> Iterator[OpenProgram | None]:
         return
     ((name, settings),) = program.items()
     assert isinstance(settings, ProgramSettings)
+    if settings.trusted:
+        print(f"program {name}: no sandbox, as 'trusted' says: it may do what you may", flush=True)
+    if not settings.repeatable:
+        print(f"program {name}: not repeatable: a run that goes on may differ", flush=True)
     with ExitStack() as stack:
         opened = OpenProgram(program_kind(name), settings, stack)
         opened.add()

@@ -16,10 +16,7 @@ from params.schema.base import Frozen
 from tasks.engines import Engine
 from tasks.programs.asking import FixedSampling
 from tasks.programs.assembling import tree_of
-from tasks.programs.episodes import (
-    EpisodeLimits,
-    ProgramEpisode,
-)
+from tasks.programs.episodes import EpisodeLimits, ProgramEpisode
 from tasks.programs.gateway import Gateway
 from tasks.programs.launching import Launcher
 from tasks.programs.opening import OpenProgram

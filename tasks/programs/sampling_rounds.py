@@ -67,8 +67,7 @@ class Rounds:
         queue: RequestQueue,
     ) -> None:
         """Episodes of one question follow each other; they are sampled in the same replica."""
-        self.episodes, self.tokenizer, self.sampling = episodes, tokenizer, sampling
-        self.queue = queue
+        self.tokenizer, self.sampling, self.queue = tokenizer, sampling, queue
         self.counts = Counts()
         self.chats: dict[str, ChatFormat] = {}
         self.open = partial(open_chat, dialect, tokenizer, dialogue)

@@ -68,6 +68,8 @@ def forget(holders: Sequence[KeyHolder]) -> None:
     """Forget old conversations."""
     for holder in holders:
         del holder.episode.answers[:-REMEMBERED]
+        for prefix in list(holder.episode.counts)[:-REMEMBERED]:
+            del holder.episode.counts[prefix]
         for text in list(holder.requests)[:-REMEMBERED]:
             if holder.requests[text].answered.done():
                 del holder.requests[text]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tasks.tools.sandbox import UNUSED_USERS, is_real_root, root_entries
+from tasks.tools.sandbox import UNUSED_USERS, Entry, is_real_root, root_entries
 
 PORT = 8765  # of the loopback in a sandbox, on which the gateway answers
 SOCKETS = "/run/gateway"  # where the folder of the gateway's socket is mounted
@@ -59,10 +59,28 @@ def around(python: str, folder: Path, stage: Path, sockets: Path, shown: Sequenc
             pairs.append((each, each))
     command = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session"]
     command += ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
-    command += ["--hostname", "program", "--clearenv"]
+    command += ["--hostname", "program", "--clearenv", *_mounts(entries, pairs, folder)]
+    user = None
+    if is_real_root():
+        user = UNUSED_USERS.start + int.from_bytes(os.urandom(4)) % len(UNUSED_USERS)
+        for capability in ("CAP_SETUID", "CAP_SETGID"):
+            command += ["--cap-add", capability]
+    else:
+        command += ["--unshare-user"]
+    for name, value in _environment(python).items():
+        command += ["--setenv", name, value]
+    command += ["--proc", "/proc", "--remount-ro", "/", "--chdir", str(folder)]
+    return Walls(command, user)
+
+
+def _mounts(entries: Sequence[Entry], pairs: Sequence[tuple[str, str]], folder: Path) -> list[str]:
+    """Return what bubblewrap mounts: the system's ``entries``, and ``pairs`` of source and target.
+
+    ``folder``: the one that a program works in.
+    """
     options = {"bind": "--ro-bind", "device": "--dev-bind", "symlink": "--symlink"}
-    targets = [*(t for _, _, t in entries), *(t for _, t in pairs), str(folder)]
-    for parent in _parents(targets):
+    command: list[str] = []
+    for parent in _parents([*(t for _, _, t in entries), *(t for _, t in pairs), str(folder)]):
         command += ["--dir", parent]
     for kind, source, target in entries:
         if target == "/tmp":
@@ -77,14 +95,12 @@ def around(python: str, folder: Path, stage: Path, sockets: Path, shown: Sequenc
         command += ["--dir", parent]  # again, where a folder has been mounted above it
     for source, target in pairs:
         command += ["--ro-bind", source, target]
-    user = None
-    if is_real_root():
-        user = UNUSED_USERS.start + int.from_bytes(os.urandom(4)) % len(UNUSED_USERS)
-        for capability in ("CAP_SETUID", "CAP_SETGID"):
-            command += ["--cap-add", capability]
-    else:
-        command += ["--unshare-user"]
-    environment = {
+    return command
+
+
+def _environment(python: str) -> dict[str, str]:
+    """Return the variables of a sandbox."""
+    return {
         "PATH": f"{Path(python).parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": "/tmp",
         "LANG": "C.UTF-8",
@@ -92,10 +108,6 @@ def around(python: str, folder: Path, stage: Path, sockets: Path, shown: Sequenc
         "PYTHONHASHSEED": "0",
         "SSL_CERT_FILE": f"{STAGE}/{CERTIFICATES}",
     }
-    for name, value in environment.items():
-        command += ["--setenv", name, value]
-    command += ["--proc", "/proc", "--remount-ro", "/", "--chdir", str(folder)]
-    return Walls(command, user)
 
 
 def _parents(targets: Sequence[str]) -> list[str]:
