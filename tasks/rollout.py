@@ -152,7 +152,7 @@ def _trees(
     if counts.early_rounds:
         print(
             f"rollout: {counts.early_rounds} of {counts.rounds} rounds were sampled without "
-            "programs that still worked after 'patience': their last bits may differ in a second run",
+            "programs that still worked after 'patience': last bits may differ in a second run",
             flush=True,
         )
     worked = time.perf_counter() - began - counts.idle
