@@ -3,12 +3,17 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
-const COLOURS = ["#1b6ca8", "#c2571a", "#2a7f4f", "#8a3ea6", "#a3333d", "#5b6b00", "#00747c", "#6a4b2a"];
+const scheme = matchMedia("(prefers-color-scheme: dark)");
+const COLOURS = scheme.matches
+  ? ["#6cb4f0", "#f0a067", "#6cc795", "#cf94e8", "#f08f97", "#c3cf66", "#5cc6cf", "#d0ab82"]
+  : ["#1b6ca8", "#c2571a", "#2a7f4f", "#8a3ea6", "#a3333d", "#5b6b00", "#00747c", "#6a4b2a"];
+scheme.addEventListener("change", () => location.reload()); // the address keeps the place
+const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const LAYOUT = {
-  font: { family: "system-ui, sans-serif", size: 12, color: "#1d2530" },
+  font: { family: "system-ui, sans-serif", size: 12, color: shade("ink") },
   margin: { l: 55, r: 10, t: 28, b: 40 },
   paper_bgcolor: "rgba(0,0,0,0)",
-  plot_bgcolor: "#fff",
+  plot_bgcolor: shade("paper"),
 };
 const CONFIG = { displayModeBar: false, responsive: true };
 
@@ -89,7 +94,7 @@ function table(caption, titles, rows) {
     "table",
     {},
     element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, ...titles.map((text) => element("th", { scope: "col" }, text)))),
+    element("thead", {}, element("tr", {}, ...titles.map((text) => (text ? element("th", { scope: "col" }, text) : element("td", {}))))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...cells(row, "td")))),
   );
 }
@@ -123,8 +128,8 @@ function panels(titles, below) {
   const layout = { grid: { rows, columns, pattern: "independent", ygap: 0.45 }, height: 260 * rows, annotations: [] };
   titles.forEach((title, i) => {
     const end = i ? i + 1 : "";
-    layout[`xaxis${end}`] = { title: { text: below }, gridcolor: "#e3e7ec", nticks: 6 };
-    layout[`yaxis${end}`] = { gridcolor: "#e3e7ec", zeroline: false };
+    layout[`xaxis${end}`] = { title: { text: below }, gridcolor: shade("grid"), nticks: 6 };
+    layout[`yaxis${end}`] = { gridcolor: shade("grid"), zeroline: false };
     layout.annotations.push({ text: title, showarrow: false, xref: `x${end} domain`, yref: `y${end} domain`, x: 0, y: 1.12, xanchor: "left" });
   });
   return layout;

@@ -12,7 +12,7 @@ function showFacts(question) {
   const trace = !leaf.trace ? [] : [" · trace ", address ? element("a", { href: address, rel: "noreferrer" }, leaf.trace) : leaf.trace];
   const given = leaf.answer === null ? "no answer" : `answer ${leaf.answer}`;
   find("leaf").replaceChildren(
-    element("h3", {}, `Leaf ${view.leaf}: ${leaf.outcome}, reward ${round(leaf.reward)}`),
+    element("h3", {}, `Leaf ${of(leaf, view.leaf)}: ${leaf.outcome}, reward ${round(leaf.reward)}`),
     element(
       "p", {},
       `${given}, ${verdictOf(leaf)} (accepted: ${question.answers.join(" or ") || "none"})`,
@@ -50,7 +50,7 @@ function tinted(value, name, span) {
   const { middle, signed: both } = TINTS[name];
   const part = strengthOf(value, name, span);
   const colour = !both ? "230, 126, 34" : value >= middle ? "52, 120, 190" : "214, 69, 65";
-  return `rgba(${colour}, ${(0.65 * part).toFixed(3)})`;
+  return `rgba(${colour}, ${((scheme.matches ? 0.45 : 0.65) * part).toFixed(3)})`; // the text stays legible in the dark
 }
 
 // Return the text of a turn, a span a token, tinted by the chosen measure, in portions.
@@ -70,12 +70,13 @@ function tokensOf(question, at, leaf, start, span, size = MANY) {
 }
 
 // Return a turn where leaves part: the siblings beside each other, the chosen one marked.
-function besides(question, parent, chosen, span) {
-  const columns = question.children[parent].filter((at) => isTurn(question.nodes[at])).map((at) => {
+function besides(question, siblings, chosen, own, span) {
+  const parent = question.nodes[chosen].parent;
+  const columns = siblings.map((at) => {
     const through = question.through[at];
-    const leaf = through.includes(view.leaf) ? view.leaf : through[0];
+    const leaf = through.includes(own) ? own : through[0];
     const right = through.filter((i) => question.leaves[i].success).length;
-    const name = `${through.length > 1 ? "leaves" : "leaf"} ${through.join(", ")}`;
+    const name = `${through.length > 1 ? "leaves" : "leaf"} ${through.map((i) => of(question.leaves[i], i)).join(", ")}`;
     const advantage = question.advantages[at] === null ? "" : `, A ${signed(question.advantages[at])}`;
     return element(
       "div",
@@ -109,30 +110,50 @@ function cards(node) {
   return (node.calls ?? [null]).map((call) => card(call, call?.[2] ?? node.outcome, call?.[3] ?? node.text ?? ""));
 }
 
-// Return the whole prompt, with the recipe's own message and the marks of the chat template, folded.
-function promptOf(node) {
-  if (!node.prompt) return "";
-  const title = `the whole prompt, as the policy reads it (${node.size} tokens)`;
-  const shown = element("details", { class: "prompt" }, element("summary", {}, title));
-  shown.addEventListener("toggle", () => shown.children.length > 1 || shown.append(element("pre", {}, ...textOf(node.prompt))));
-  return shown;
+// Return the whole prompts, with the recipe's own message and the marks of the chat template, folded.
+function promptsOf(node) {
+  const folded = (text, title) => {
+    const shown = element("details", { class: "prompt" }, element("summary", {}, title));
+    shown.addEventListener("toggle", () => shown.children.length > 1 || shown.append(element("pre", {}, ...textOf(text))));
+    return shown;
+  };
+  if (node.prompts) return node.prompts.map(([name, text]) => folded(text, `the whole prompt of ${name}`));
+  return node.prompt ? [folded(node.prompt, `the whole prompt, as the policy reads it (${node.size} tokens)`)] : [];
+}
+
+const messageOf = (role, ...text) => element("div", { class: `message ${role}` }, element("p", { class: "role" }, role), ...text);
+
+// Return the elements of the path of a leaf below the question.
+function pathOf(question, own, span) {
+  const leaf = question.leaves[own];
+  const isOwn = (at) => question.through[at].some((i) => question.leaves[i].of === leaf.of);
+  return pathTo(question, leaf.node).slice(1).flatMap((at) => {
+    const node = question.nodes[at];
+    const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]) && isOwn(other));
+    const ended = node.step && at === leaf.node ? [card(node.step[3] ? [node.step[3], ""] : null, node.step[0], node.step[1])] : [];
+    if (!isTurn(node)) return [...cards(node), ...ended];
+    if (siblings.length > 1) return [besides(question, siblings, at, own, span), ...ended];
+    return [messageOf("assistant", element("div", { class: "text" }, ...tokensOf(question, at, leaf, question.starts[own][at], span))), ...ended];
+  });
+}
+
+// Return the path of a leaf of each agent, beside each other: the chosen leaf, and the first of the others.
+function columnsOf(question, span) {
+  const names = [...new Set(question.leaves.map((leaf) => leaf.of))];
+  const columns = names.map((name) => {
+    const own = question.leaves[view.leaf].of === name ? view.leaf : question.leaves.findIndex((leaf) => leaf.of === name);
+    const leaf = question.leaves[own];
+    const title = element("h3", { class: leaf.success ? "right" : "wrong" }, `${of(leaf, own)}: ${verdictOf(leaf)}, ${leaf.outcome}`);
+    return element("div", {}, title, ...pathOf(question, own, span));
+  });
+  return element("div", { class: "columns" }, ...columns);
 }
 
 function showConversation(question) {
-  const leaf = question.leaves[view.leaf];
   const span = spanOf(question, view.tint);
-  const message = (role, ...text) => element("div", { class: `message ${role}` }, element("p", { class: "role" }, role), ...text);
-  const parts = [promptOf(question.nodes[0])];
-  parts.push(...[...question.before, ["user", question.text]].map(([role, text]) => message(role, element("div", { class: "text" }, ...textOf(text)))));
-  for (const at of pathTo(question, leaf.node).slice(1)) {
-    const node = question.nodes[at];
-    const siblings = question.children[node.parent].filter((other) => isTurn(question.nodes[other]));
-    if (!isTurn(node)) parts.push(...cards(node));
-    else if (siblings.length > 1) parts.push(besides(question, node.parent, at, span));
-    else parts.push(message("assistant", element("div", { class: "text" }, ...tokensOf(question, at, leaf, question.starts[view.leaf][at], span))));
-    if (node.step && at === leaf.node) parts.push(card(node.step[3] ? [node.step[3], ""] : null, node.step[0], node.step[1]));
-  }
-  find("conversation").replaceChildren(...parts);
+  const asked = [...question.before, ["user", question.text]].map(([role, text]) => messageOf(role, element("div", { class: "text" }, ...textOf(text))));
+  const paths = question.leaves[view.leaf].of === undefined ? pathOf(question, view.leaf, span) : [columnsOf(question, span)];
+  find("conversation").replaceChildren(...promptsOf(question.nodes[0]), ...asked, ...paths);
   const { title, middle, signed: both } = TINTS[view.tint];
   const byShare = view.tint === "entropy" && data.percentiles.at(-1)?.[1];
   const ends = byShare ? data.percentiles.map(([, value]) => value) : both ? [middle - span, middle, middle + span] : [middle, middle + span];

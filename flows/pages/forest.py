@@ -39,13 +39,17 @@ DECISION = ("node", "kind", "initial_entropy", "entropy", "rise", "probability",
 
 Tables = Mapping[str, pa.Table]
 Rows = Mapping[str, Sequence[Any]]  # question -> its rows of a table
+Block = dict[str, Any]  # an iteration as the page has it
 
 log = logging.getLogger(__name__)
 
 
-def open_tables(recipe: str) -> dict[str, pa.Table]:
-    """Return the tables of a run's trees. Raises ValueError with the file and the remedy."""
-    folder = RunFolders(recipe).trees
+def open_tables(recipe: str, root: Path = Path()) -> dict[str, pa.Table]:
+    """Return the tables of a run's trees, in the checkout ``root``.
+
+    Raises ValueError with the file and the remedy.
+    """
+    folder = RunFolders(recipe, root).trees
     tables: dict[str, pa.Table] = {}
     for name in (*NEEDED, *OPTIONAL):
         file = folder / f"{name}.parquet"
@@ -85,20 +89,26 @@ def entropy_percentiles(tables: Tables) -> list[float]:
 
 
 def iteration(
-    recipe: str, tables: Tables, number: int, traced: Mapping[tuple[str, int], str], most: int = -1
-) -> dict[str, Any]:
+    recipe: str,
+    tables: Tables,
+    number: int,
+    traced: Mapping[tuple[str, int], str],
+    most: int = -1,
+    root: Path = Path(),
+) -> Block:
     """Return what the page shows of an iteration, or of its first ``most`` questions.
 
-    ``traced``: (question, leaf) -> the id of its trace in MLflow.
+    ``traced``: (question, leaf) -> the id of its trace in MLflow. ``root``: the checkout that has
+    the run's policy.
     """
     frames = {name: _of(table, number) for name, table in tables.items()}
     questions: list[dict[str, Any]] = frames["questions"].to_dict("records")  # type: ignore[assignment]
     questions = questions[:most] if most >= 0 else questions
     ids = {question["id"] for question in questions}
     frames["nodes"] = frames["nodes"][frames["nodes"]["question"].isin(ids)]
-    texts = Texts(recipe, frames["nodes"])
+    texts = Texts(recipe, frames["nodes"], root)
     rows = {name: _by_question(frame) for name, frame in frames.items() if name != "questions"}
-    called = _calls(recipe, [rows["nodes"][question["id"]] for question in questions])
+    called = _calls(recipe, [rows["nodes"][question["id"]] for question in questions], root)
     return {
         "iteration": number,
         "questions": [
@@ -135,7 +145,7 @@ def _question(
     name = question["id"]
     seen = {row.node: row for row in rows.get("tokens", {}).get(name, ())}
     steps = {row.node: row for row in rows.get("steps", {}).get(name, ())}
-    credits = {row.leaf: row for row in rows["advantages"].get(name, ())}
+    credits = {row.leaf: row for row in rows.get("advantages", {}).get(name, ())}
     rewards = {row.leaf: row for row in rows["rewards"].get(name, ())}
     return {
         "id": name,
@@ -148,7 +158,7 @@ def _question(
             for row in rows["nodes"][name]
         ],
         "leaves": [
-            _leaf(row, rewards[row.leaf], credits[row.leaf], traced.get((name, row.leaf)))
+            leaf(row.node, rewards[row.leaf], credits.get(row.leaf), traced.get((name, row.leaf)))
             for row in rows["leaves"].get(name, ())
         ],
         "decisions": [_decision(row) for row in rows["decisions"].get(name, ())],
@@ -188,19 +198,23 @@ def _returned(said: Mapping[str, Any]) -> str:
     return "\n".join(f"{name}: {value}" for name, value in said.items() if value not in (None, {}))
 
 
-def _leaf(row: Any, reward: Any, credit: Any, trace: str | None) -> dict[str, Any]:
-    values = credit.advantages if credit.kept and credit.advantages is not None else ()
+def leaf(node: int, reward: Any, credit: Any = None, trace: str | None = None) -> dict[str, Any]:
+    """Return a leaf from the row of its reward; ``credit``: that of its advantages.
+
+    ``trace``: the id of its trace in MLflow.
+    """
+    trained = credit is not None and credit.kept and credit.advantages is not None
     scored = was_scored(reward.breakdown)
     return {
-        "node": row.node,
+        "node": node,
         "reward": round(reward.reward, 4),
         "score": round(reward.score, 4) if scored else None,
         "success": bool(reward.success) if scored else None,
         "outcome": reward.outcome,
         "answer": None if pd.isna(reward.answer) else reward.answer,
         "faults": list(reward.faults),
-        "kept": bool(credit.kept),
-        "advantage": packed(values, "advantage"),
+        "kept": credit is None or bool(credit.kept),
+        "advantage": packed(credit.advantages if trained else (), "advantage"),
         **({"trace": trace} if trace else {}),
     }
 
@@ -231,11 +245,11 @@ def packed(values: Any, name: str) -> int | list[int]:
 class Texts:
     """The distinct texts of an iteration's sampled tokens; nodes name them by index."""
 
-    def __init__(self, recipe: str, nodes: pd.DataFrame) -> None:
+    def __init__(self, recipe: str, nodes: pd.DataFrame, root: Path) -> None:
         """Read the tokenizer of the run's policy; without its file, no text is known."""
         turns = nodes["tokens"][nodes["kind"] == TURN]
         ids = np.unique(np.concatenate([np.zeros(0, np.int32), *turns]))
-        decode = self._decode = reading.open_decoder(recipe, Path())
+        decode = self._decode = reading.open_decoder(recipe, root)
         self.known = decode is not None
         self._index: dict[str, int] = {}
         self._of_id: dict[int, int] = {}
@@ -267,7 +281,9 @@ class Texts:
         return self._index.setdefault(text, len(self._index))
 
 
-def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, list[CallResult]]]:
+def _calls(
+    recipe: str, questions: Iterable[Sequence[Any]], root: Path
+) -> list[dict[int, list[CallResult]]]:
     """Return, for each question, the calls by the node that answers them.
 
     Where nothing can read the only call of a turn, as without the tools of a native chat format, it
@@ -276,7 +292,7 @@ def _calls(recipe: str, questions: Iterable[Sequence[Any]]) -> list[dict[int, li
     trees = [(nodes, _turns_that_called(nodes)) for nodes in questions]
     texts = [text for _, turns in trees for text in turns.values()]
     try:
-        read = reading.call_reader(recipe, texts, Path()) if texts else None
+        read = reading.call_reader(recipe, texts, root) if texts else None
     except (ValueError, OSError, RuntimeError) as error:
         log.warning("page: calls are shown without tool and argument: %s", error)
         read = None

@@ -19,8 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from flows.host import files
-from flows.pages import forest, results
-from flows.runs import git
+from flows.pages import answers, beside, facts, forest, opening, results
 from flows.tracking import store
 from flows.tracking.comparison_tables import Result
 from flows.tracking.traces import PAGE
@@ -67,17 +66,32 @@ def write_run(
             most = len(shown["questions"]) // 2
 
     blocks = _fitting(sorted(numbers) or known, made)
+    evaluated = answers.of_run(name)
     data = {
         "kind": "run",
         "recipe": name,
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
+        "opening": opening.opening(tables, blocks),
+        "changed": beside.changed(evaluated) if evaluated else {},
         "scales": forest.SCALES,
         "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
         "links": links or {},
-        "commit": git.revision().commit or "",
+        "finished": True,
+        **facts.of_run(name, recipe),
         **results.of_run(name, recipe),
     }
-    return _write(Path(PAGE.format(name)), data, blocks)
+    shown = {str(number): block for number, block in blocks.items()}
+    if evaluated:
+        data["iterations"].append(_entry(evaluated))
+        shown[answers.EVALUATION] = compressed(as_json(evaluated))
+    return _write(Path(PAGE.format(name)), data, shown)
+
+
+def _entry(block: forest.Block) -> dict[str, Any]:
+    """Return what the list of iterations has of a block that is in the page."""
+    leaves = sum(len(question["leaves"]) for question in block["questions"])
+    counts = {"questions": len(block["questions"]), "leaves": leaves}
+    return {"number": block["iteration"], **counts, "there": True}
 
 
 def write_comparison(
@@ -132,7 +146,7 @@ def spread(numbers: Sequence[int]) -> list[int]:
 # ---------------------------------------------------------------- HTML
 
 
-def _write(file: Path, data: dict[str, Any], blocks: dict[int, str]) -> Path:
+def _write(file: Path, data: dict[str, Any], blocks: dict[str, str]) -> Path:
     script = "\n".join(_source(part) for part in SCRIPTS[data["kind"]])
     text = (
         _environment()

@@ -4,16 +4,24 @@ const MOST_CURVES = [
   ["reward", "reward"],
   ["success", "success"],
   ["entropy", "entropy / ln |V|"],
+  ["kl", "KL from the sampling policy"],
+  ["gradient_norm", "gradient norm"],
+  ["clip_fraction", "share of clipped tokens"],
+  ["response_tokens", "tokens of a response"],
   ["tool_calls_a_leaf", "tool calls a leaf"],
+  ["groups_without_spread", "share of groups without spread"],
+  ["masked_share", "share of leaves left out"],
   ["refused", "refused acts, and by reason (dotted)"],
 ];
 
 function showResults() {
   const links = data.links.run ? [" · ", element("a", { href: data.links.run, rel: "noreferrer" }, "the run in MLflow")] : [];
   find("facts").append(
-    `algorithm ${data.algorithm}, ${data.iterations.length} iterations, commit ${data.commit.slice(0, 10) || "none"}`,
+    `algorithm ${data.algorithm}, ${trained().length} iterations, seed ${data.seed}, policy ${data.policy}, ` +
+      `commit ${data.commit.slice(0, 10) || "none"}${data.dirty ? " with uncommitted changes" : ""}`,
     ...links,
   );
+  if (!data.finished) find("live").textContent = `Training goes on: ${trained().length} iterations so far. This file is written anew at each validation; reload it then.`;
   if (data.policy_check) find("facts").append(element("br", {}), data.policy_check);
   find("changed").textContent = visible(data.recipe_changed.join("\n"));
   find("recipe").textContent = visible(data.recipe_text);
@@ -42,6 +50,48 @@ function showResults() {
     );
   }
   find("verdict").textContent = [data.verdict && `Verdict: ${data.verdict}.`, data.panel].filter(Boolean).join(" ");
+}
+
+// Return the iterations of training; the evaluation is listed with them.
+const trained = () => data.iterations.filter((one) => one.number !== "evaluation");
+
+// Link a question of the evaluation that got better or worse, one of each.
+function showChanged() {
+  const links = ["worse", "better"].flatMap((change) => {
+    const ids = data.changed[change] ?? [];
+    if (!ids.length) return [];
+    const place = new URLSearchParams({ iteration: "evaluation", question: ids[0], leaf: 0 });
+    return [element("a", { href: `#${place}` }, `${ids.length} ${ids.length === 1 ? "question" : "questions"} got ${change}`), " "];
+  });
+  if (links.length) find("changes").append("Before and after, side by side: ", ...links);
+}
+
+// Show what the run before had otherwise.
+function showBefore() {
+  const { before } = data;
+  if (!before) return;
+  const now = data.results.find((row) => row.measure === "success")?.agents.trained;
+  const was = before.success ? `success ${interval(before.success, 100)} %${now ? `, now ${interval(now, 100)} %` : ""}` : "no success measured";
+  find("before").append(
+    element("p", {}, `Since the run before (commit ${before.commit.slice(0, 10)}; ${was}):`),
+    element("pre", {}, before.changes.join("\n") || "no value of the recipe differs"),
+  );
+}
+
+function showAlarms() {
+  if (!data.alarms.length) return;
+  find("alarms").append(element("ul", {}, ...data.alarms.map((one) => element("li", {}, `alarm ${one.name} in iteration ${one.iteration}: ${one.message}`))));
+}
+
+// Mark the iterations of alarms in each of the plots.
+function markAlarms(layout, count) {
+  for (const { name, iteration } of data.alarms) {
+    for (let i = 0; i < count; i++) {
+      const place = { xref: `x${i ? i + 1 : ""}`, yref: `y${i ? i + 1 : ""} domain`, x: iteration };
+      (layout.shapes ??= []).push({ type: "line", ...place, x0: iteration, x1: iteration, y0: 0, y1: 1, line: { color: shade("alarm"), dash: "dash", width: 1 } });
+      layout.annotations.push({ ...place, y: 0, text: name, textangle: -90, xanchor: "right", yanchor: "bottom", showarrow: false, font: { size: 9, color: shade("alarm") } });
+    }
+  }
 }
 
 // Show what the entropy does after tool results: the sentence that matters most, and all of it.
@@ -73,7 +123,8 @@ async function showIntervals() {
 
 async function showCurves() {
   const curve = data.curve;
-  const shown = MOST_CURVES.filter(([name]) => curve[name]);
+  const tells = (name) => curve[name] && (name === "success" || curve[name].some((value) => value));
+  const shown = MOST_CURVES.filter(([name]) => tells(name));
   if (!shown.length || !curve.iteration) return;
   const line = (name, title, style, i) => ({
     ...{ type: "scatter", mode: "lines+markers", x: curve.iteration, y: curve[name], name: title, connectgaps: true },
@@ -102,5 +153,6 @@ async function showCurves() {
   const layout = panels(titles, "iteration");
   const apart = Math.max(1, Math.ceil(curve.iteration.length / 6)); // whole iterations
   shown.forEach((_, i) => Object.assign(layout[`xaxis${i ? i + 1 : ""}`], { tick0: 0, dtick: apart }));
+  markAlarms(layout, shown.length);
   await draw("curves", traces, { ...layout, showlegend: false });
 }

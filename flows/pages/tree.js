@@ -70,6 +70,7 @@ async function open(number) {
   return opened.get(number);
 }
 
+const of = (leaf, i) => (leaf.of ? `${leaf.of}${leaf.leaf === undefined ? "" : ` ${leaf.leaf}`}` : String(i));
 const here = () => data.iterations.filter((one) => one.there).map((one) => one.number);
 
 async function showIteration(number, question = null, leaf = 0) {
@@ -102,7 +103,7 @@ function filter() {
     return element(
       "button",
       { type: "button", "data-question": i, onclick: () => showQuestion(i) },
-      element("span", { class: "name" }, `${one.id} · ${right} of ${one.leaves.length} right`),
+      element("span", { class: "name" }, one.change === undefined ? `${one.id} · ${right} of ${one.leaves.length} right` : `${one.id} · ${one.change || "as before"}`),
       one.text.length > 120 ? `${one.text.slice(0, 120)}…` : one.text,
     );
   });
@@ -133,7 +134,7 @@ async function showLeaf(leaf = view.leaf) {
   const question = view.block.questions[view.question];
   find("leaves").replaceChildren(
     ...question.leaves.map((one, i) =>
-      element("button", { type: "button", class: one.success ? "right" : "wrong", "data-leaf": i, onclick: () => showLeaf(i) }, `${i}: ${round(one.reward)}`),
+      element("button", { type: "button", class: one.success ? "right" : "wrong", "data-leaf": i, onclick: () => showLeaf(i) }, `${of(one, i)}: ${round(one.reward)}`),
     ),
   );
   mark();
@@ -161,7 +162,7 @@ function mark() {
   const leaf = question.leaves[view.leaf];
   find("where").textContent =
     `iteration ${view.block.iteration}, question ${nth || "outside the search"} of ${view.shown.length}, ` +
-    `leaf ${view.leaf} of ${question.leaves.length} (reward ${round(leaf.reward)}, ${leaf.outcome})`;
+    `leaf ${view.leaf} of ${question.leaves.length} (${leaf.of ? `${leaf.of}, ` : ""}reward ${round(leaf.reward)}, ${leaf.outcome})`;
 }
 
 // ---------------------------------------------------------------- the icicle
@@ -176,6 +177,14 @@ function ruleOf(decision) {
   return `after a tool result: ${rise}; P = ${round(base)} + ${round(weight)} × ΔH = ${round(decision.probability, 5)}, ${rule}; ${added}`;
 }
 
+// Return for each node whether its leaves are right: from -1, none, to 1, all; null where none was scored.
+function successes(question) {
+  return question.through.map((leaves) => {
+    const scored = leaves.map((i) => question.leaves[i].success).filter((success) => success !== null);
+    return scored.length ? (2 * scored.filter(Boolean).length) / scored.length - 1 : null;
+  });
+}
+
 async function showIcicle(question) {
   const path = new Set(pathTo(question, question.leaves[view.leaf].node));
   const decisions = {};
@@ -184,7 +193,8 @@ async function showIcicle(question) {
     const marks = (decisions[i] ?? []).map((one) => `${one.added ? "◆" : "◇"}${signed(one.rise, 2)}`);
     return [...marks, node.calls ? node.calls.map((call) => call[0]).join(" + ") : node.kind];
   });
-  const most = largest(question.advantages.map((value) => Math.abs(value ?? 0)), 0.01);
+  const colours = question.advantages.some((value) => value !== null) ? question.advantages : successes(question);
+  const most = largest(colours.map((value) => Math.abs(value ?? 0)), 0.01);
   const about = (node, i) => [
     `node ${i}: ${node.kind}${node.outcome ? `, ${node.outcome}` : ""}`,
     `${node.size} tokens, leaves ${question.through[i].join(", ")}`,
@@ -200,19 +210,20 @@ async function showIcicle(question) {
     branchvalues: "remainder",
     sort: false,
     textinfo: "label",
+    textfont: { color: "#1d2530" }, // on the light colours of the scale, in the dark, too
     hoverinfo: "text",
     hovertext: question.nodes.map((node, i) => about(node, i).map(label).join("<br>")),
     tiling: { orientation: "v", pad: 1 },
     pathbar: { visible: false },
     marker: {
-      colors: question.advantages.map((value, i) => (isTurn(question.nodes[i]) ? value ?? 0 : 0)),
+      colors: colours.map((value, i) => (isTurn(question.nodes[i]) ? value ?? 0 : 0)),
       colorscale: [[0, "#c0392b"], [0.5, "#f4f4f1"], [1, "#2166ac"]],
       cmin: -most,
       cmid: 0,
       cmax: most,
       showscale: true,
-      colorbar: { title: { text: "A" }, thickness: 10, len: 0.7 },
-      line: { width: question.nodes.map((_, i) => (path.has(i) ? 3 : 0.5)), color: question.nodes.map((_, i) => (path.has(i) ? "#111" : "#8a929c")) },
+      colorbar: { title: { text: colours === question.advantages ? "A" : "right" }, thickness: 10, len: 0.7 },
+      line: { width: question.nodes.map((_, i) => (path.has(i) ? 3 : 0.5)), color: question.nodes.map((_, i) => (path.has(i) ? shade("ink") : shade("edge"))) },
     },
   };
   await draw("icicle", [trace], { height: 430, margin: { l: 4, r: 4, t: 4, b: 4 }, uniformtext: { minsize: 8, mode: "hide" } });
@@ -231,8 +242,13 @@ async function showIcicle(question) {
 function showDecisions(question) {
   const path = new Set(pathTo(question, question.leaves[view.leaf].node));
   const own = question.decisions.filter((one) => path.has(one.node));
-  const items = own.map((one) => element("li", {}, `node ${one.node}, ${ruleOf(one)}`));
-  find("decisions").replaceChildren(...(items.length ? [element("h3", {}, "Branching on this path"), element("ul", {}, ...items)] : []));
+  const listed = (decisions) => element("ul", {}, ...decisions.map((one) => element("li", {}, `node ${one.node}, ${ruleOf(one)}`)));
+  const [started, others] = [own.filter((one) => one.added), own.filter((one) => !one.added)];
+  const folded = element("details", {}, element("summary", {}, `${others.length} places on this path where none started`), listed(others));
+  find("decisions").replaceChildren(
+    ...(started.length ? [element("h3", {}, "Branches on this path"), listed(started)] : []),
+    ...(others.length ? [folded] : []),
+  );
 }
 
 // ---------------------------------------------------------------- keys, and the start
@@ -275,22 +291,23 @@ function pressed(event) {
 }
 
 async function showPlace() {
-  const place = new URLSearchParams(location.hash.slice(1));
-  const number = Number(place.get("iteration"));
-  const known = place.has("iteration") && here().includes(number);
-  await showIteration(known ? number : here().at(-1), place.get("question"), Math.trunc(Number(place.get("leaf"))) || 0);
-  if (place.has("iteration") && !known) {
-    find("note").textContent = `Iteration ${place.get("iteration")} is not in this page: beamline page ${data.recipe} --iteration ${number}`;
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const place = asked.has("iteration") ? asked : new URLSearchParams(data.opening ?? {});
+  const known = here().find((number) => String(number) === place.get("iteration"));
+  const number = known ?? data.opening?.iteration ?? here().at(-1);
+  await showIteration(number, place.get("question"), Math.trunc(Number(place.get("leaf"))) || 0);
+  if (asked.has("iteration") && known === undefined) {
+    find("note").textContent = `Iteration ${asked.get("iteration")} is not in this page: beamline page ${data.recipe} --iteration ${Number(asked.get("iteration"))}`;
   }
-  if (place.has("question")) find("forest").scrollIntoView();
+  if (asked.has("question")) find("forest").scrollIntoView();
 }
 
 function listen() {
   const options = data.iterations.map(({ number, leaves, there }) =>
-    element("option", { value: number, disabled: !there }, there ? `${number} (${leaves} leaves)` : `${number} (not in this page)`),
+    element("option", { value: number, disabled: !there }, there ? `${number} (${typeof number === "number" ? `${leaves} leaves` : "of each agent"})` : `${number} (not in this page)`),
   );
   find("iteration").append(...options);
-  find("iteration").addEventListener("change", (event) => showIteration(Number(event.target.value)));
+  find("iteration").addEventListener("change", (event) => showIteration(here().find((number) => String(number) === event.target.value)));
   find("measure").append(...Object.entries(TINTS).map(([name, { title }]) => element("option", { value: name }, title)));
   find("measure").addEventListener("change", (event) => showTint(event.target.value));
   for (const id of ["search", "reward-from", "reward-to", "outcome"]) find(id).addEventListener("input", search);
@@ -300,6 +317,9 @@ function listen() {
 }
 
 showResults();
+showChanged();
+showBefore();
+showAlarms();
 showRises();
 listen();
 plotly(); // begins to unpack it

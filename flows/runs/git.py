@@ -340,6 +340,11 @@ def commits_of_runs(recipe: str) -> dict[str, str]:
     return {branch: commit for commit, branch in _runs(recipe)}
 
 
+def commits_of(path: str, most: int) -> list[str]:
+    """List the last commits up to HEAD that changed a file, the newest first."""
+    return _git("log", f"--max-count={most}", "--format=%H", "--", path).split()
+
+
 def runs_with(digest: str) -> list[str]:
     """List the branches of runs whose dvc.lock has a digest, the oldest first; each commit once."""
     known = dict(_runs("*"))

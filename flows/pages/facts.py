@@ -1,0 +1,81 @@
+"""Collect what a run is and what happened in it, for its page: policy, changes, alarms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flows.pages.answers import ledger_folders
+from flows.runs import earlier_run, git
+from flows.tracking import curve_file
+from flows.tracking.alarms import Alarm, History
+from params.run_folders import RunFolders
+from params.schema.prepare import Policy, TinyPolicy
+from params.schema.recipe import Recipe
+from tasks.ledger import records
+from tasks.trees import validation
+from tasks.trees.validation import Validated
+
+REWARD = "reward"
+
+
+def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the facts of a recipe's run in this checkout."""
+    revision = git.revision()
+    return {
+        "commit": revision.commit or "",
+        "dirty": revision.dirty,
+        "seed": recipe.seed,
+        "policy": policy_name(recipe.prepare.policy),
+        "alarms": [
+            {"name": one.name, "iteration": one.iteration, "message": one.message}
+            for one in alarms_of(name, recipe.reinforce.questions)
+        ],
+        "before": _before(name),
+    }
+
+
+def policy_name(policy: Policy) -> str:
+    """Return the policy that training began with, in a few words."""
+    if isinstance(policy, TinyPolicy):
+        return f"random weights, {policy.layers} layers of {policy.hidden}"
+    return policy.name + (f" at {policy.revision[:10]}" if policy.revision else "")
+
+
+def _before(name: str) -> dict[str, Any] | None:
+    """Return the run before: commit, what differs in the recipe, and its measures by agent."""
+    earlier = earlier_run.before(name)
+    if earlier is None:
+        return None
+    success = earlier.metrics.get("success", {}).get("trained")
+    return {
+        "commit": earlier.commit,
+        "changes": earlier_run.changes(earlier, name),
+        "success": success,
+    }
+
+
+# ---------------------------------------------------------------- alarms
+
+
+def alarms_of(name: str, questions: int, root: Path = Path()) -> list[Alarm]:
+    """Return the alarms that a training raised, as it raised them, from its curve.
+
+    Those that compare validations question by question need the ledger of the checkout that
+    trained. ``questions``: asked an iteration, at least.
+    """
+    curve = curve_file.of_training(curve_file.read(RunFolders(name, root).curve))
+    numbers = [int(number) for number in curve.pop(curve_file.NUMBER, [])]
+    asked = _validated(name, root)
+    history = History(questions)
+    for row, number in enumerate(numbers):
+        metrics = {measure: values[row] for measure, values in curve.items()}
+        # a policy that has learned from n iterations was asked at the end of the last of them
+        history.add(metrics, [one for one in asked if max(0, one.iterations - 1) == number])
+    return list(history.raised.values())
+
+
+def _validated(name: str, root: Path) -> list[Validated]:
+    """Return what policies got for the validation questions, as far as the ledger has it."""
+    folders = ledger_folders(name, "reinforce", "reinforce/validation", REWARD, root)
+    return validation.validated([record for folder in folders if (record := records.read(folder))])
