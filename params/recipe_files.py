@@ -230,10 +230,10 @@ def difference_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
     A key that one of them leaves out has its default there, where it has one.
     """
-    filled = [_with_defaults(values) for values in (before, now)]
+    changed = _differences(_with_defaults(before), _with_defaults(now), ())
     return [
         f"{'.'.join(path)}: {shown(old)} -> {shown(new)}"
-        for path, old, new in _differences(*filled, ())
+        for path, old, new in changed
         if not (old is None and new is MISSING)  # a key of an older form that chose nothing
     ]
 

@@ -76,7 +76,7 @@ def collect(step: SubStep, inputs: CollectInputs) -> Record:
     Raises GateError where the trajectories, rewards or advantages break a critical expectation.
     """
     _check(inputs, step.out / "gates", gate.DOCS / step.recipe)
-    curve = _curve(inputs, step.seed)
+    curve = curve_of(inputs, step.seed)
     curve.to_csv(step.out / "curve.csv", index=False, float_format="%.6g")
     return {}
 
@@ -85,21 +85,28 @@ def publish_collected(inputs: CollectInputs, collected: Record, data: Path) -> N
     """Write ``trees``, ``gates/reinforce`` and ``curve.csv`` into ``data``, from what passed."""
     tables, trees = inputs.tables, data / "trees"
     artifacts.publish(artifacts.output(collected, "gates"), data / "gates" / "reinforce")
-    for name in TREES:
-        write_table(_join(tables, "trees", f"{name}.parquet"), trees / f"{name}.parquet")
-    for name in (STEPS, EXPERTS):
-        if some := _tables(tables, "trees", f"{name}.parquet"):
-            write_table(pa.concat_tables(some), trees / f"{name}.parquet")
+    for name, table in joined(tables).items():
+        write_table(table, trees / f"{name}.parquet")
     if calls := _recorded_calls(tables):
         recording.publish_calls(calls, trees / recording.CALLS)
     judging.publish_verdicts(_files(tables, "verdicts"), trees / judging.VERDICTS)
     teacher_scores.publish(_files(tables, "teacher"), trees / SCORES)
-    write_table(_rewards(tables), trees / "rewards.parquet")
     if not reward_parts.is_default(inputs.reward):  # else the reward's row tells them
         write_table(_join(tables, "parts"), trees / "parts.parquet")
-    for name in ("advantages", "tokens"):
-        write_table(_join(tables, name), trees / f"{name}.parquet")
     artifacts.publish(artifacts.output(collected, "curve"), data / "curve.csv")
+
+
+def joined(tables: Sequence[Iteration]) -> dict[str, pa.Table]:
+    """Return the tables of the trees of all iterations, and of what they were trained with.
+
+    An iteration without tables has no rows in them.
+    """
+    by_name = {name: _join(tables, "trees", f"{name}.parquet") for name in TREES}
+    for name in (STEPS, EXPERTS):
+        if some := _tables(tables, "trees", f"{name}.parquet"):
+            by_name[name] = pa.concat_tables(some)
+    trained = {name: _join(tables, name) for name in ("advantages", "tokens")}
+    return {**by_name, "rewards": _rewards(tables), **trained}
 
 
 def _check(inputs: CollectInputs, verdicts: Path, docs: Path) -> None:
@@ -162,7 +169,7 @@ def _is_known(scorer: Any) -> bool:
     return scorer == scoring.WORLD or (isinstance(scorer, str) and not scorer_fault(scorer))
 
 
-def _curve(inputs: CollectInputs, seed: int) -> pd.DataFrame:
+def curve_of(inputs: CollectInputs, seed: int) -> pd.DataFrame:
     """Return a row an iteration: training metrics, and validation of the policy that sampled it.
 
     The policy that the last iteration made has a row of its own, without training metrics.
@@ -205,7 +212,7 @@ def _tables(tables: Sequence[Iteration], name: str, file: str = "") -> list[pa.T
     """
     numbered_tables = []
     for number, artifact in [
-        (i, artifact) for i, entry in enumerate(tables) for artifact in entry[name]
+        (i, artifact) for i, entry in enumerate(tables) for artifact in entry.get(name, ())
     ]:
         written = Path(artifact.path, file)
         if written.is_file() or written.stem not in (STEPS, EXPERTS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,6 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         "dirty": revision.dirty,
         "seed": recipe.seed,
         "policy": policy_name(recipe.prepare.policy),
-        "alarms": [
-            {"name": one.name, "iteration": one.iteration, "message": one.message}
-            for one in alarms_of(name, recipe.reinforce.questions)
-        ],
         "before": _before(name),
     }
 
@@ -56,6 +54,11 @@ def _before(name: str) -> dict[str, Any] | None:
 
 
 # ---------------------------------------------------------------- alarms
+
+
+def listed(alarms: Sequence[Alarm]) -> list[dict[str, Any]]:
+    """Return alarms as the page has them."""
+    return [asdict(alarm) for alarm in alarms]
 
 
 def alarms_of(name: str, questions: int, root: Path = Path()) -> list[Alarm]:

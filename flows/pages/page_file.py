@@ -1,37 +1,22 @@
-"""Write the page of a run or of a comparison: one HTML file that opens offline.
-
-Scripts, styles and data are in the file. The trees of each iteration are one compressed block,
-which the browser unpacks when the iteration is asked for. The page's content security policy allows
-its own scripts by their digests, and no network.
-"""
+"""Write the page of a run, while it trains and when it is finished, or of a comparison."""
 
 from __future__ import annotations
 
-import base64
-import gzip
-import hashlib
-import json
-from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from flows.host import files
 from flows.pages import answers, beside, facts, forest, opening, results
-from flows.tracking import store
+from flows.pages.html_file import as_json, compressed, write
+from flows.tracking import curve_file, store
+from flows.tracking.alarms import Alarm
 from flows.tracking.comparison_tables import Result
 from flows.tracking.traces import PAGE
+from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 
 COMPARISON = "reports/{}/comparison.html"
 MOST_BYTES = 24 * 2**20  # of the blocks of all iterations; plotly and the rest are 3 MB
-SCRIPTS = {
-    "run": ("common.js", "run.js", "conversation.js", "tree.js"),
-    "comparison": ("common.js", "comparison.js"),
-}
-
 TRACES = "/traces?selectedEvaluationId="  # of MLflow's UI, before the id of a trace
 
 Links = dict[str, str]  # "run" and "traces": addresses in MLflow
@@ -66,28 +51,70 @@ def write_run(
             most = len(shown["questions"]) // 2
 
     blocks = _fitting(sorted(numbers) or known, made)
-    evaluated = answers.of_run(name)
-    data = {
-        "kind": "run",
-        "recipe": name,
+    data = _of_training(name, recipe, tables, blocks) | {
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
-        "opening": opening.opening(tables, blocks),
-        "changed": beside.changed(evaluated) if evaluated else {},
-        "scales": forest.SCALES,
-        "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
         "links": links or {},
         "finished": True,
-        **facts.of_run(name, recipe),
-        **results.of_run(name, recipe),
+        "curve": curve_file.read(RunFolders(name).curve),
+        "rises": [*results.rises_of(name).items()],
+        "alarms": facts.listed(facts.alarms_of(name, recipe.reinforce.questions)),
+        **results.outcome(name),
     }
     shown = {str(number): block for number, block in blocks.items()}
-    if evaluated:
-        data["iterations"].append(_entry(evaluated))
+    if evaluated := answers.of_run(name):
+        data["changed"] = beside.changed(evaluated)
+        data["iterations"].append(entry(evaluated))
         shown[answers.EVALUATION] = compressed(as_json(evaluated))
-    return _write(Path(PAGE.format(name)), data, shown)
+    return write(Path(PAGE.format(name)), data, shown)
 
 
-def _entry(block: forest.Block) -> dict[str, Any]:
+def write_live(
+    name: str,
+    recipe: Recipe,
+    tables: forest.Tables,
+    curve: Mapping[str, Sequence[float | None]],
+    alarms: Sequence[Alarm],
+) -> Path:
+    """Write the page of a training that goes on; return it.
+
+    ``tables``: the trees of some of its iterations, which the page has. ``curve``: of all so far.
+    """
+    blocks = [
+        forest.iteration(name, tables, one["number"], {}) for one in forest.iterations(tables)
+    ]
+    there = {block["iteration"]: entry(block) for block in blocks}
+    missing = {"questions": 0, "leaves": 0, "there": False}
+    numbers = sorted(int(number) for number in curve["iteration"] if number is not None)
+    data = _of_training(name, recipe, tables, there) | {
+        "iterations": [there.get(one, {"number": one, **missing}) for one in numbers],
+        "links": {},
+        "finished": False,
+        "curve": curve,
+        "rises": [],
+        "alarms": facts.listed(alarms),
+        **results.NO_OUTCOME,
+    }
+    shown = {str(block["iteration"]): compressed(as_json(block)) for block in blocks}
+    return write(Path(PAGE.format(name)), data, shown)
+
+
+def _of_training(
+    name: str, recipe: Recipe, tables: forest.Tables, numbers: Collection[int]
+) -> dict[str, Any]:
+    """Return what a page has of a training with the trees of these iterations."""
+    return {
+        "kind": "run",
+        "recipe": name,
+        "opening": opening.opening(tables, numbers),
+        "changed": {},
+        "scales": forest.SCALES,
+        "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
+        **facts.of_run(name, recipe),
+        **results.settings(name, recipe),
+    }
+
+
+def entry(block: forest.Block) -> dict[str, Any]:
     """Return what the list of iterations has of a block that is in the page."""
     leaves = sum(len(question["leaves"]) for question in block["questions"])
     counts = {"questions": len(block["questions"]), "leaves": leaves}
@@ -99,7 +126,7 @@ def write_comparison(
 ) -> Path:
     """Write ``reports/<recipe>/comparison.html`` and return it; see ``results.of_comparison``."""
     data = results.of_comparison(variant_results, resamples, budget, baseline)
-    return _write(Path(COMPARISON.format(name)), {"kind": "comparison", "recipe": name, **data}, {})
+    return write(Path(COMPARISON.format(name)), {"kind": "comparison", "recipe": name, **data}, {})
 
 
 def links_to(run: str | None, address: str) -> Links:
@@ -141,60 +168,3 @@ def spread(numbers: Sequence[int]) -> list[int]:
         order |= dict.fromkeys(range(0, len(numbers), pieces))
         pieces //= 2
     return [numbers[index] for index in order]
-
-
-# ---------------------------------------------------------------- HTML
-
-
-def _write(file: Path, data: dict[str, Any], blocks: dict[str, str]) -> Path:
-    script = "\n".join(_source(part) for part in SCRIPTS[data["kind"]])
-    text = (
-        _environment()
-        .get_template("page.html")
-        .render(
-            data=results.rounded(data),
-            blocks=blocks,
-            plotly=compressed(plotly_source()),
-            script=script,
-            style=_source("page.css"),
-            digests=[digest_of(script), digest_of(plotly_source())],
-        )
-    )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with files.replaced(file) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return file
-
-
-@cache
-def _environment() -> Environment:
-    return Environment(
-        loader=PackageLoader("flows.pages", "."), autoescape=True, undefined=StrictUndefined
-    )
-
-
-def _source(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-@cache
-def plotly_source() -> str:
-    """Return the source of plotly.js, which draws in the page."""
-    from plotly.offline import get_plotlyjs  # it takes a second to import
-
-    return str(get_plotlyjs())
-
-
-def digest_of(script: str) -> str:
-    """Return a script's digest as a content security policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def as_json(value: Any) -> str:
-    """Return compact JSON in ASCII."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
-
-
-def compressed(text: str) -> str:
-    """Return a text as base64 of gzip, equal for equal texts."""
-    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()

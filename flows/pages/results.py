@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.analysis import rises
 from flows.analysis.rises import Measured
-from flows.tracking import comparison_report, curve_file
+from flows.tracking import comparison_report
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
 from params import recipe_files
@@ -23,14 +23,12 @@ UNITS = {name: unit for name, _, unit in MEASURES}  # of what is no share of the
 DIGITS = 6  # of numbers in a page
 
 
-def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Return results, curves and settings of a recipe's run; without an evaluation, no results."""
+def outcome(name: str) -> dict[str, Any]:
+    """Return the results of a recipe's run; none without an evaluation."""
     reports = RunFolders(name).reports
     measured = _json(reports / "metrics.json")
     panel, gained = measured.pop("panel", None), measured.pop("differences", {})
     verdict = _json(reports / "verdict.json")
-    written = recipe_files.resolve(name, Path("params"))
-    rollout, algorithm = recipe.reinforce.rollout, algorithm_of(recipe, Path("params"))
     return {
         "results": [
             {"measure": measure, "unit": UNITS.get(measure.split(", ")[0], "%"), "agents": agents}
@@ -45,9 +43,23 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
         "verdict": f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
         if verdict
         else "",
+    }
+
+
+NO_OUTCOME = {
+    "results": [],
+    "differences": [],
+    "panel": "",
+    "verdict": "",
+}  # while training goes on
+
+
+def settings(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Return the recipe as it is written, the check of its policy, and how its leaves branch."""
+    written = recipe_files.resolve(name, Path("params"))
+    rollout, algorithm = recipe.reinforce.rollout, algorithm_of(recipe, Path("params"))
+    return {
         "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
-        "curve": curve_file.read(RunFolders(name).curve),
-        "rises": [*_rises(name).items()],
         "recipe_text": written.text(),
         "recipe_changed": list(written.changes()) if written.has_base else [],
         "algorithm": recipe.reinforce.algorithm,
@@ -61,7 +73,7 @@ def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _rises(name: str) -> Measured:
+def rises_of(name: str) -> Measured:
     """Return what the entropy does after tool results; {} for a run without such decisions."""
     try:
         return rises.of_run(name)

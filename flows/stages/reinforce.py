@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.pages import live
 from flows.tracking import gate_report, policy_check_report, reinforce_report
 from flows.tracking.alarm_report import AlarmWatch
 from flows.tracking.progress import Progress
@@ -129,6 +130,8 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
         validated = validated_in([iteration])
         reinforce_report.log_validation(run, progress, validated, training.recipe.seed)
         watch.look(reinforce_report.metrics_of(iteration), validated, run, progress, finished)
+        if validated and len(iterations) < section.iterations:  # else the whole page comes soon
+            live.show(training, iterations, list(watch.history.raised.values()))
         began = time.time()
     progress.close()
     return iterations, seconds
