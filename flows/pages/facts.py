@@ -21,15 +21,16 @@ from tasks.trees.validation import Validated
 REWARD = "reward"
 
 
-def of_run(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Return the facts of a recipe's run in this checkout."""
+def of_run(name: str, recipe: Recipe, finished: bool) -> dict[str, Any]:
+    """Return the facts of a recipe's run in this checkout; ``finished``: it has its results."""
     revision = git.revision()
     return {
         "commit": revision.commit or "",
         "dirty": revision.dirty,
         "seed": recipe.seed,
         "policy": policy_name(recipe.prepare.policy),
-        "before": _before(name),
+        "finished": finished,
+        "before": _before(name, finished),
     }
 
 
@@ -40,9 +41,11 @@ def policy_name(policy: Policy) -> str:
     return policy.name + (f" at {policy.revision[:10]}" if policy.revision else "")
 
 
-def _before(name: str) -> dict[str, Any] | None:
+def _before(name: str, finished: bool) -> dict[str, Any] | None:
     """Return the run before: commit, what differs in the recipe, and its measures by agent."""
-    earlier = earlier_run.before(name)
+    file = RunFolders(name).metrics
+    here = file.read_text() if finished and file.is_file() else ""
+    earlier = earlier_run.before(name, here)
     if earlier is None:
         return None
     success = earlier.metrics.get("success", {}).get("trained")

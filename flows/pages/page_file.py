@@ -51,10 +51,9 @@ def write_run(
             most = len(shown["questions"]) // 2
 
     blocks = _fitting(sorted(numbers) or known, made)
-    data = _of_training(name, recipe, tables, blocks) | {
+    data = _of_training(name, recipe, tables, blocks, finished=True) | {
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
         "links": links or {},
-        "finished": True,
         "curve": curve_file.read(RunFolders(name).curve),
         "rises": [*results.rises_of(name).items()],
         "alarms": facts.listed(facts.alarms_of(name, recipe.reinforce.questions)),
@@ -85,10 +84,9 @@ def write_live(
     there = {block["iteration"]: entry(block) for block in blocks}
     missing = {"questions": 0, "leaves": 0, "there": False}
     numbers = sorted(int(number) for number in curve["iteration"] if number is not None)
-    data = _of_training(name, recipe, tables, there) | {
+    data = _of_training(name, recipe, tables, there, finished=False) | {
         "iterations": [there.get(one, {"number": one, **missing}) for one in numbers],
         "links": {},
-        "finished": False,
         "curve": curve,
         "rises": [],
         "alarms": facts.listed(alarms),
@@ -99,7 +97,7 @@ def write_live(
 
 
 def _of_training(
-    name: str, recipe: Recipe, tables: forest.Tables, numbers: Collection[int]
+    name: str, recipe: Recipe, tables: forest.Tables, numbers: Collection[int], finished: bool
 ) -> dict[str, Any]:
     """Return what a page has of a training with the trees of these iterations."""
     return {
@@ -109,7 +107,7 @@ def _of_training(
         "changed": {},
         "scales": forest.SCALES,
         "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
-        **facts.of_run(name, recipe),
+        **facts.of_run(name, recipe, finished),
         **results.settings(name, recipe),
     }
 

@@ -25,19 +25,19 @@ class EarlierRun:
     recipe: Mapping[str, Any]
 
 
-def before(recipe: str) -> EarlierRun | None:
-    """Return the newest committed run of a recipe whose results differ from those here.
+def before(recipe: str, results: str) -> EarlierRun | None:
+    """Return the newest committed run of a recipe with other results than ``results``.
 
-    Runs are looked for on the branches that retrainings make, the newest first, then in what
-    HEAD's history says of the recipe's reports. None where there is none that can be read.
+    ``results``: the text of metrics.json of a finished run, which may be committed; "" while it
+    goes on. Branches that retrainings make come first, the newest of them, then the commits up to
+    HEAD that changed the recipe's reports. None where there is none that can be read.
     """
     file = RunFolders(recipe).metrics
-    here = file.read_text() if file.is_file() else ""
     branches = list(reversed(git.commits_of_runs(recipe).values()))
     for commit in dict.fromkeys([*branches[:MOST], *git.commits_of(file.as_posix(), MOST)]):
         try:
             measured = git.content(commit, file.as_posix())
-            if measured != here:
+            if measured != results:
                 return EarlierRun(commit, json.loads(measured), _recipe_at(commit, recipe))
         except (ValueError, OSError):  # it has another form, or its objects are not here
             continue
