@@ -4,6 +4,9 @@
 left in ``data/<recipe>`` and ``reports/<recipe>``; a run writes it at its end, too. With
 ``--comparison``, ``reports/<recipe>/comparison.html`` is written from the results in
 ``reports/<recipe>/comparison``.
+
+``--against OTHER`` writes ``reports/<recipe>/against-<other>.html``: this run beside another one,
+question by question. OTHER is a recipe, the folder of another checkout, or the commit of a run.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows import end_import_phase, exit_fast
-from flows.pages import page_file, results
+from flows.pages import against, page_file, results
+from flows.runs import git
+from flows.runs.restoring import SHORT, restore
 from flows.workers.server import ui_address
 from tasks import recipes
 
@@ -34,6 +39,24 @@ def write(name: str, numbers: Sequence[int], comparison: bool) -> Path:
     )
 
 
+def write_against(name: str, other: str) -> Path:
+    """Write the page of a recipe's run beside another run; return its file.
+
+    Raises ValueError for what is no run, and RuntimeError where a commit's run cannot be restored.
+    """
+    recipe = recipes.load(name, Path("params"))
+    if Path("params", f"{other}.yaml").is_file():
+        return against.write_against(
+            against.PastRun(name, name, Path()), against.PastRun(other, other, Path()), recipe
+        )
+    here = against.PastRun(f"{name} here", name, Path())
+    if Path(other).is_dir():
+        return against.write_against(here, against.PastRun(other, name, Path(other)), recipe)
+    commit = git.resolve(other)
+    restored = restore(commit, name)
+    return against.write_against(here, against.PastRun(commit[:SHORT], name, restored), recipe)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. 2: there is nothing to show."""
     parser = argparse.ArgumentParser(
@@ -51,10 +74,14 @@ def main(arguments: Sequence[str]) -> int:
         help="whose trees are in the page; by default all that fit",
     )
     parser.add_argument("--comparison", action="store_true", help="the page of a comparison")
+    parser.add_argument("--against", metavar="OTHER", help="another run: recipe, folder or commit")
     args = parser.parse_args(arguments)
     try:
-        print(write(args.recipe, args.iteration, args.comparison))
-    except ValueError as error:
+        if args.against:
+            print(write_against(args.recipe, args.against))
+        else:
+            print(write(args.recipe, args.iteration, args.comparison))
+    except (ValueError, RuntimeError) as error:
         print(f"page: {error}", file=sys.stderr)
         return 2
     return 0

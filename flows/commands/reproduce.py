@@ -23,7 +23,6 @@ from pathlib import Path
 
 from flows import end_import_phase, exit_fast
 from flows.runs import (
-    commit_check,
     dvc_command,
     first_difference,
     git,
@@ -33,49 +32,15 @@ from flows.runs import (
 )
 from flows.runs.dvc_command import INTERRUPTED, RUN
 from flows.runs.first_difference import StageDifference
+from flows.runs.restoring import SHORT, restore
 from flows.tracking import store
 from params.run_folders import RunFolders
 from tasks.tools.recording import CALLS, REPLAYED
 from tasks.trees.tables import STORED_TREES
 from tasks.trees.words import printable
 
-HOME = Path(".beamline/restored")
-SHORT = 12  # characters of a commit in a folder's name
 LARGEST = 2**20  # bytes of a table that is printed; one has some kB
 SAMPLED = "evaluate"  # samples anew, so --replay leaves it out
-
-
-def restore(commit: str, recipe: str) -> Path:
-    """Restore the outs of a run in a worktree of its commit; return the worktree's path.
-
-    None of the commit's code runs. Raises ValueError, before anything is written, for a commit that
-    would reach out of its worktree.
-    """
-    commit_check.check(commit, recipe)
-    _check_run(commit, recipe)
-    folder = (HOME / f"{recipe}-{commit[:SHORT]}").absolute()
-    with worktree.one_at_a_time(folder):
-        if not worktree.is_ready(folder):
-            git.add_worktree(folder, commit)
-            worktree.set_ready(folder)
-        transfer.share(folder)
-        try:
-            transfer.restore_run(recipe, folder)
-        except (ValueError, RuntimeError) as error:
-            raise type(error)(f"commit {commit} is not restored: {error}") from None
-    return folder
-
-
-def _check_run(commit: str, recipe: str) -> None:
-    """Raise ValueError for a commit that has no run of a recipe."""
-    recipes = git.recipes_at(commit)
-    if not git.committed("dvc.yaml", at=commit):
-        raise ValueError(f"commit {commit} is no run: it has no dvc.yaml")
-    if recipe not in recipes:
-        others = f"it has runs of {', '.join(recipes)}: choose one" if recipes else "it has none"
-        raise ValueError(
-            f"commit {commit} has no stage for the recipe '{recipe}' in its dvc.lock: {others}"
-        )
 
 
 def changed_since(recipe: str, folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,11 +25,16 @@ REWARD = "reward"
 def of_run(name: str, recipe: Recipe, finished: bool) -> dict[str, Any]:
     """Return the facts of a recipe's run in this checkout; ``finished``: it has its results."""
     revision = git.revision()
+    changed = " with uncommitted changes" if revision.dirty else ""
+    check = RunFolders(name).policy_check
+    said = json.loads(check.read_text()).get("line", "") if check.is_file() else ""
+    made = (
+        f"algorithm {recipe.reinforce.algorithm}, seed {recipe.seed}, "
+        f"policy {policy_name(recipe.prepare.policy)}, "
+        f"commit {revision.commit[:10] or 'none'}{changed}"
+    )
     return {
-        "commit": revision.commit or "",
-        "dirty": revision.dirty,
-        "seed": recipe.seed,
-        "policy": policy_name(recipe.prepare.policy),
+        "about": [made, *([said] if said else [])],
         "finished": finished,
         "before": _before(name, finished),
     }
@@ -57,6 +63,13 @@ def _before(name: str, finished: bool) -> dict[str, Any] | None:
 
 
 # ---------------------------------------------------------------- alarms
+
+
+def curve_of(title: str, name: str, questions: int, root: Path = Path()) -> dict[str, Any]:
+    """Return the curve of a run in the checkout ``root`` with its alarms; see ``alarms_of``."""
+    curve = curve_file.read(RunFolders(name, root).curve)
+    raised = listed(alarms_of(name, questions, root))
+    return {"title": title, "curve": curve, "alarms": raised}
 
 
 def listed(alarms: Sequence[Alarm]) -> list[dict[str, Any]]:

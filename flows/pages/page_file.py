@@ -8,11 +8,10 @@ from typing import Any
 
 from flows.pages import answers, beside, facts, forest, opening, results
 from flows.pages.html_file import as_json, compressed, write
-from flows.tracking import curve_file, store
+from flows.tracking import store
 from flows.tracking.alarms import Alarm
 from flows.tracking.comparison_tables import Result
 from flows.tracking.traces import PAGE
-from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 
 COMPARISON = "reports/{}/comparison.html"
@@ -50,13 +49,12 @@ def write_run(
                 return block
             most = len(shown["questions"]) // 2
 
-    blocks = _fitting(sorted(numbers) or known, made)
+    blocks = fitting(sorted(numbers) or known, made)
     data = _of_training(name, recipe, tables, blocks, finished=True) | {
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
         "links": links or {},
-        "curve": curve_file.read(RunFolders(name).curve),
         "rises": [*results.rises_of(name).items()],
-        "alarms": facts.listed(facts.alarms_of(name, recipe.reinforce.questions)),
+        "runs": [facts.curve_of(name, name, recipe.reinforce.questions)],
         **results.outcome(name),
     }
     shown = {str(number): block for number, block in blocks.items()}
@@ -87,9 +85,8 @@ def write_live(
     data = _of_training(name, recipe, tables, there, finished=False) | {
         "iterations": [there.get(one, {"number": one, **missing}) for one in numbers],
         "links": {},
-        "curve": curve,
+        "runs": [{"title": name, "curve": curve, "alarms": facts.listed(alarms)}],
         "rises": [],
-        "alarms": facts.listed(alarms),
         **results.NO_OUTCOME,
     }
     shown = {str(block["iteration"]): compressed(as_json(block)) for block in blocks}
@@ -145,8 +142,8 @@ def links_to_last(recipe: str, address: str) -> Links:
     return links_to(whole[-1], address) if whole else {}
 
 
-def _fitting(numbers: Sequence[int], make_block: Callable[[int], str]) -> dict[int, str]:
-    """Make blocks of iterations while they fit: the last, the first, then those between."""
+def fitting(numbers: Sequence[int], make_block: Callable[[int], str]) -> dict[int, str]:
+    """Make blocks while MOST_BYTES hold them: of the last iteration, the first, those between."""
     blocks: dict[int, str] = {}
     size = 0
     for number in spread(numbers):

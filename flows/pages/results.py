@@ -30,10 +30,7 @@ def outcome(name: str) -> dict[str, Any]:
     panel, gained = measured.pop("panel", None), measured.pop("differences", {})
     verdict = _json(reports / "verdict.json")
     return {
-        "results": [
-            {"measure": measure, "unit": UNITS.get(measure.split(", ")[0], "%"), "agents": agents}
-            for measure, agents in measured.items()
-        ],
+        "results": [measure_row(measure, agents) for measure, agents in measured.items()],
         "differences": [
             {"measure": measure, "agent": agent, **values}
             for measure, agents in gained.items()
@@ -46,23 +43,22 @@ def outcome(name: str) -> dict[str, Any]:
     }
 
 
-NO_OUTCOME = {
-    "results": [],
-    "differences": [],
-    "panel": "",
-    "verdict": "",
-}  # while training goes on
+# of a training that goes on
+NO_OUTCOME: dict[str, Any] = {"results": [], "differences": [], "panel": "", "verdict": ""}
+
+
+def measure_row(measure: str, agents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a measure with its unit, by agent."""
+    return {"measure": measure, "unit": UNITS.get(measure.split(", ")[0], "%"), "agents": agents}
 
 
 def settings(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe as it is written, the check of its policy, and how its leaves branch."""
+    """Return the recipe as it is written, and how its leaves branch."""
     written = recipe_files.resolve(name, Path("params"))
     rollout, algorithm = recipe.reinforce.rollout, algorithm_of(recipe, Path("params"))
     return {
-        "policy_check": _json(RunFolders(name).policy_check).get("line", ""),
         "recipe_text": written.text(),
         "recipe_changed": list(written.changes()) if written.has_base else [],
-        "algorithm": recipe.reinforce.algorithm,
         "branching": algorithm.branching,
         "rule": {
             "base": rollout.base_probability,

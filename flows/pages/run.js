@@ -16,14 +16,9 @@ const MOST_CURVES = [
 
 function showResults() {
   const links = data.links.run ? [" · ", element("a", { href: data.links.run, rel: "noreferrer" }, "the run in MLflow")] : [];
-  find("facts").append(
-    `algorithm ${data.algorithm}, ${trained().length} iterations, seed ${data.seed}, policy ${data.policy}, ` +
-      `commit ${data.commit.slice(0, 10) || "none"}${data.dirty ? " with uncommitted changes" : ""}`,
-    ...links,
-  );
+  find("facts").append(...data.about.flatMap((line, i) => [i ? element("br", {}) : "", visible(line)]), ...links);
   if (!data.finished) find("live").textContent = `Training goes on: ${trained().length} iterations so far. This file is written anew at each validation; reload it then.`;
-  if (data.policy_check) find("facts").append(element("br", {}), data.policy_check);
-  find("changed").textContent = visible(data.recipe_changed.join("\n"));
+  find("changed").textContent = visible(data.recipe_changed.join("\n") || "no value");
   find("recipe").textContent = visible(data.recipe_text);
   if (!data.results.length) {
     find("results").append(element("p", {}, "This run has no evaluation yet."));
@@ -63,7 +58,9 @@ function showChanged() {
     const place = new URLSearchParams({ iteration: "evaluation", question: ids[0], leaf: 0 });
     return [element("a", { href: `#${place}` }, `${ids.length} ${ids.length === 1 ? "question" : "questions"} got ${change}`), " "];
   });
-  if (links.length) find("changes").append("Before and after, side by side: ", ...links);
+  if (!links.length) return;
+  const what = data.kind === "runs" ? `From ${data.runs[1].title} to ${data.runs[0].title}: ` : "Before and after, side by side: ";
+  find("changes").append(visible(what), ...links);
 }
 
 // Show what the run before had otherwise.
@@ -79,13 +76,14 @@ function showBefore() {
 }
 
 function showAlarms() {
-  if (!data.alarms.length) return;
-  find("alarms").append(element("ul", {}, ...data.alarms.map((one) => element("li", {}, `alarm ${one.name} in iteration ${one.iteration}: ${one.message}`))));
+  const whose = (title) => (data.runs.length > 1 ? `${title}: ` : "");
+  const items = data.runs.flatMap(({ title, alarms }) => alarms.map((one) => element("li", {}, `${whose(title)}alarm ${one.name} in iteration ${one.iteration}: ${one.message}`)));
+  if (items.length) find("alarms").append(element("ul", {}, ...items));
 }
 
 // Mark the iterations of alarms in each of the plots.
 function markAlarms(layout, count) {
-  for (const { name, iteration } of data.alarms) {
+  for (const { name, iteration } of data.runs.flatMap(({ alarms }) => alarms)) {
     for (let i = 0; i < count; i++) {
       const place = { xref: `x${i ? i + 1 : ""}`, yref: `y${i ? i + 1 : ""} domain`, x: iteration };
       (layout.shapes ??= []).push({ type: "line", ...place, x0: iteration, x1: iteration, y0: 0, y1: 1, line: { color: shade("alarm"), dash: "dash", width: 1 } });
@@ -121,38 +119,49 @@ async function showIntervals() {
   });
 }
 
-async function showCurves() {
-  const curve = data.curve;
-  const tells = (name) => curve[name] && (name === "success" || curve[name].some((value) => value));
-  const shown = MOST_CURVES.filter(([name]) => tells(name));
-  if (!shown.length || !curve.iteration) return;
-  const line = (name, title, style, i) => ({
+// Return a plotly trace of a curve's column.
+function lineOf({ curve }, name, title, style, i) {
+  return {
     ...{ type: "scatter", mode: "lines+markers", x: curve.iteration, y: curve[name], name: title, connectgaps: true },
     ...{ line: { width: 1.6, ...style }, marker: { size: 4 }, ...axes(i) },
-  });
-  const traces = shown.map(([name, title], i) => line(name, title, { color: COLOURS[0] }, i));
+  };
+}
+
+// Return a plotly trace of the validation, with its intervals.
+function validationOf({ curve }, style, i) {
+  const there = curve.iteration.map((_, row) => row).filter((row) => curve.validation_success[row] !== null);
+  const at = (name) => there.map((row) => curve[name][row]);
+  const middle = at("validation_success");
+  return {
+    ...{ type: "scatter", mode: "lines+markers", name: "validation", x: at("iteration"), y: middle, ...axes(i), showlegend: false },
+    ...{ line: { dash: "dot", ...style }, marker: { size: 6 } },
+    error_y: {
+      ...{ type: "data", symmetric: false, thickness: 1, ...style },
+      array: at("validation_success_high").map((high, row) => high - middle[row]),
+      arrayminus: at("validation_success_low").map((low, row) => middle[row] - low),
+    },
+  };
+}
+
+async function showCurves() {
+  const runs = data.runs.filter(({ curve }) => curve.iteration);
+  const tells = (name) => runs.some(({ curve }) => curve[name] && (name === "success" || curve[name].some((value) => value)));
+  const shown = MOST_CURVES.filter(([name]) => tells(name));
+  if (!shown.length) return;
+  const alone = runs.length === 1;
   const place = shown.findIndex(([name]) => name === "success");
-  if (curve.validation_success && place >= 0) {
-    const there = curve.iteration.map((_, i) => i).filter((i) => curve.validation_success[i] !== null);
-    const of = (name) => there.map((i) => curve[name][i]);
-    const middle = of("validation_success");
-    traces.push({
-      ...{ type: "scatter", mode: "lines+markers", name: "validation", x: of("iteration"), y: middle, ...axes(place) },
-      ...{ line: { color: COLOURS[1], dash: "dot" }, marker: { size: 6 } },
-      error_y: {
-        ...{ type: "data", symmetric: false, color: COLOURS[1], thickness: 1 },
-        array: of("validation_success_high").map((high, i) => high - middle[i]),
-        arrayminus: of("validation_success_low").map((low, i) => middle[i] - low),
-      },
-    });
-  }
-  const refused = shown.findIndex(([name]) => name === "refused");
-  const reasons = refused < 0 ? [] : Object.keys(curve).filter((name) => name.startsWith("refused_"));
-  reasons.forEach((name, i) => traces.push(line(name, name.replace("refused_", "refused: "), { color: COLOURS[(i + 1) % COLOURS.length], dash: "dot" }, refused)));
-  const titles = shown.map(([name, title]) => (name === "success" && curve.validation_success ? "success, and validation (dotted)" : title));
+  const validated = runs.filter(({ curve }) => curve.validation_success && place >= 0);
+  const traces = runs.flatMap((run, r) =>
+    shown.flatMap(([name, title], i) => (run.curve[name] ? [{ ...lineOf(run, name, alone ? title : label(run.title), { color: COLOURS[r] }, i), legendgroup: run.title, showlegend: !i }] : [])),
+  );
+  traces.push(...validated.map((run) => validationOf(run, { color: COLOURS[alone ? 1 : runs.indexOf(run)] }, place)));
+  const refused = alone ? shown.findIndex(([name]) => name === "refused") : -1;
+  const reasons = refused < 0 ? [] : Object.keys(runs[0].curve).filter((name) => name.startsWith("refused_"));
+  reasons.forEach((name, i) => traces.push(lineOf(runs[0], name, name.replace("refused_", "refused: "), { color: COLOURS[(i + 1) % COLOURS.length], dash: "dot" }, refused)));
+  const titles = shown.map(([name, title]) => (name === "success" && validated.length ? "success, and validation (dotted)" : title));
   const layout = panels(titles, "iteration");
-  const apart = Math.max(1, Math.ceil(curve.iteration.length / 6)); // whole iterations
+  const apart = Math.max(1, Math.ceil(Math.max(...runs.map(({ curve }) => curve.iteration.length)) / 6)); // whole iterations
   shown.forEach((_, i) => Object.assign(layout[`xaxis${i ? i + 1 : ""}`], { tick0: 0, dtick: apart }));
   markAlarms(layout, shown.length);
-  await draw("curves", traces, { ...layout, showlegend: false });
+  await draw("curves", traces, { ...layout, showlegend: !alone, legend: { orientation: "h", y: -0.08 } });
 }
