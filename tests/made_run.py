@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 
 from tasks import advantage, reward
 from tasks.learning import token_values
+from tasks.ledger import keys, records
+from tasks.ledger.artifacts import ROOT
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import AFTER_RESULT, PROMPT, RESULT, TURN, Decision, Node, Question, Tree
@@ -85,6 +87,33 @@ def seen(one, random):
             clipped = (ratio > 1.2).astype(float)
             rows.append({"question": one.question.id, "node": at, **lists, "clipped": clipped})
     return rows
+
+
+def write_evaluation(folder, recipe, agents):
+    """Write the evaluation of a run: its answers, and its trees as the ledger has them.
+
+    ``agents``: agent -> its trees; one whose trees are not in the ledger has them as a tuple.
+    """
+    data = Path(folder, "data", recipe)
+    rows, lines = [], []
+    for agent, trees in agents.items():
+        rows += [{"agent": agent, **row} for one in trees for row in scores(one)]
+        if isinstance(trees, tuple):
+            continue
+        stage = f"evaluate/{agent.replace(' ', '_')}"
+        inputs = {"step": records.drawn(0, 0), "source": keys.sources_digest({}), "agent": agent}
+        key = keys.key_of(inputs)
+        place = Path(folder, ROOT, recipe, stage, f"0000-rollout-{key}")
+        save_trees(trees, place / "trees")
+        step = {"recipe": recipe, "stage": stage, "iteration": 0, "seed": 0}
+        made = {"verb": "rollout", "key": key, "step": step, "inputs": inputs, "sources": {}}
+        records.write(place, place, {**made, "duration": 0.0, "finished": 0.0, "host": "here"})
+        lines.append({"stage": stage, "iteration": 0, "verb": "rollout", "key": key})
+    form = reward.TABLE.insert(0, pa.field("agent", pa.string()))
+    write_table(pa.Table.from_pylist(rows, schema=form), data / "evaluation.parquet")
+    file = data / "records" / "evaluate.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def write(folder, recipe, iterations, tokenizer=None, seed=0):

@@ -69,6 +69,7 @@ def write_against(one: PastRun, other: PastRun, recipe: Recipe) -> Path:
         "links": {},
         "finished": True,
         "about": [_about(run) for run in (one, other)],
+        "policy_check": "",
         "runs": [
             facts.curve_of(run.title, run.recipe, recipe.reinforce.questions, run.root)
             for run in (one, other)
@@ -164,7 +165,7 @@ def _outcome(one: PastRun, other: PastRun, recipe: Recipe) -> dict[str, Any]:
             for row in tested
         ],
         "verdict": "",
-        "panel": f"Paired over the {common} questions that both were asked.",
+        "panel": f"Paired over the questions that both were asked: {common}.",
     }
 
 

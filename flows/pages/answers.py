@@ -73,17 +73,16 @@ def _trees(recipe: str, agent: str, root: Path) -> Path | None:
 def ledger_folders(recipe: str, kept: str, stage: str, verb: str, root: Path) -> list[Path]:
     """Return where the ledger has the sub-steps of a run that has kept their records.
 
-    ``kept``: the pipeline's stage that has kept them. A folder that is gone is left out.
+    ``kept``: the pipeline's stage that has kept them. The ledger is that of the checkout ``root``,
+    or, for a run that was restored from its commit, that of this one. What is gone is left out.
     """
     file = RunFolders(recipe, root).records(kept)
     lines = file.read_text().splitlines() if file.is_file() else []
     known = [record for record in map(json.loads, lines) if record["verb"] == verb]
-    places = [
-        root / artifacts.ROOT / recipe / stage / f"{one['iteration']:04d}-{verb}-{one['key']}"
-        for one in known
-        if one["stage"] == stage
-    ]
-    return [place for place in places if place.is_dir()]
+    names = [f"{one['iteration']:04d}-{verb}-{one['key']}" for one in known if one["stage"] == stage]
+    ledgers = [checkout / artifacts.ROOT / recipe / stage for checkout in (root, Path())]
+    found = [[ledger / name for ledger in ledgers if (ledger / name).is_dir()] for name in names]
+    return [places[0] for places in found if places]
 
 
 def _answers_alone(recipe: str, answers: pa.Table, root: Path) -> Block:

@@ -57,9 +57,11 @@ def _one_tree(parts: Sequence[tuple[str, Question]]) -> Question:
     """Return the trees of one question as one, below the prompt of the first."""
     first = parts[0][1]
     nodes, leaves, decisions = [dict(first["nodes"][0])], [], []
-    prompts = [[name, question["nodes"][0].get("prompt", "")] for name, question in parts]
-    if len({text for _, text in prompts}) > 1:
-        nodes[0]["prompts"] = prompts
+    known = [
+        [name, text] for name, question in parts if (text := question["nodes"][0].get("prompt"))
+    ]
+    if len({text for _, text in known}) > 1:
+        nodes[0]["prompts"] = known
     for name, question in parts:
         shift = len(nodes) - 1
         nodes += [

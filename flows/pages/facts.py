@@ -34,7 +34,8 @@ def of_run(name: str, recipe: Recipe, finished: bool) -> dict[str, Any]:
         f"commit {revision.commit[:10] or 'none'}{changed}"
     )
     return {
-        "about": [made, *([said] if said else [])],
+        "about": [made],
+        "policy_check": said,
         "finished": finished,
         "before": _before(name, finished),
     }

@@ -157,7 +157,7 @@ def fitting(numbers: Sequence[int], make_block: Callable[[int], str]) -> dict[in
 
 def spread(numbers: Sequence[int]) -> list[int]:
     """Order numbers so that any beginning of the list is spread over them: the last comes first."""
-    order = {len(numbers) - 1: None, 0: None}
+    order = {len(numbers) - 1: None, 0: None} if numbers else {}
     pieces = len(numbers) - 1
     while pieces > 0 and len(order) < len(numbers):
         order |= dict.fromkeys(range(0, len(numbers), pieces))

@@ -16,7 +16,7 @@ const MOST_CURVES = [
 
 function showResults() {
   const links = data.links.run ? [" · ", element("a", { href: data.links.run, rel: "noreferrer" }, "the run in MLflow")] : [];
-  find("facts").append(...data.about.flatMap((line, i) => [i ? element("br", {}) : "", visible(line)]), ...links);
+  find("facts").append(...[...data.about, data.policy_check].filter(Boolean).flatMap((line, i) => [i ? element("br", {}) : "", visible(line)]), ...links);
   if (!data.finished) find("live").textContent = `Training goes on: ${trained().length} iterations so far. This file is written anew at each validation; reload it then.`;
   find("changed").textContent = visible(data.recipe_changed.join("\n") || "no value");
   find("recipe").textContent = visible(data.recipe_text);
@@ -163,5 +163,5 @@ async function showCurves() {
   const apart = Math.max(1, Math.ceil(Math.max(...runs.map(({ curve }) => curve.iteration.length)) / 6)); // whole iterations
   shown.forEach((_, i) => Object.assign(layout[`xaxis${i ? i + 1 : ""}`], { tick0: 0, dtick: apart }));
   markAlarms(layout, shown.length);
-  await draw("curves", traces, { ...layout, showlegend: !alone, legend: { orientation: "h", y: -0.08 } });
+  await draw("curves", traces, { ...layout, showlegend: !alone, legend: { orientation: "h", y: 1.04, x: 1, xanchor: "right", yanchor: "bottom" }, margin: { ...LAYOUT.margin, t: alone ? 28 : 56 } });
 }

@@ -125,12 +125,14 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
     began = time.time()
     for iteration in train(training):
         iterations.append(iteration)
-        seconds += reinforce_report.log_iteration(run, progress, iteration, section, began)
+        computed = reinforce_report.log_iteration(run, progress, iteration, section, began)
+        seconds += computed
         finished = iteration["update"][0]["finished"]
         validated = validated_in([iteration])
         reinforce_report.log_validation(run, progress, validated, training.recipe.seed)
         watch.look(reinforce_report.metrics_of(iteration), validated, run, progress, finished)
-        if validated and len(iterations) < section.iterations:  # else the whole page comes soon
+        # what comes from the ledger is shown with what follows; the last has the whole page
+        if validated and computed and len(iterations) < section.iterations:
             live.show(training, iterations, list(watch.history.raised.values()))
         began = time.time()
     progress.close()

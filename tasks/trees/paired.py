@@ -20,8 +20,8 @@ def permutation_test(
     For values of 0 and 1 this is McNemar's exact test, up to the drawing of permutations. The
     question is the unit: give the mean of a question's answers where it has several.
     """
-    if np.array_equal(candidate_Q, other_Q):
-        return 1.0
+    if len(candidate_Q) < 2 or np.array_equal(candidate_Q, other_Q):
+        return 1.0  # of one question, either order is as likely
     from scipy import stats  # a second, which only comparisons of algorithms need
 
     result = stats.permutation_test(

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
+AXE = Path(sys.prefix) / "axe" / "axe.min.js"  # make test-page puts it there
 SECONDS = 120  # that a page may take on a loaded machine
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,1000")
@@ -82,6 +84,14 @@ class Opened:
             "const field = document.getElementById(arguments[0]); field.value = arguments[1];"
             "field.dispatchEvent(new Event('input', {bubbles: true}))",
             *(name, text),
+        )
+
+    def violations(self):
+        """What axe finds against its rules of accessibility: rule, and the first element."""
+        self.run(AXE.read_text())
+        return self.browser.execute_async_script(
+            "const done = arguments[0], said = one => [one.id, one.nodes[0].html];"
+            "axe.run().then(found => done(found.violations.map(said)))"
         )
 
     def requests(self):

@@ -1,13 +1,19 @@
 """The page of a run in a browser: what it shows, how to walk it, that it is safe and offline."""
 
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 
+from flows.commands import page as command
 from flows.pages import forest, page_file
+from flows.tracking.alarms import Alarm
 from params import recipe_files
+from tasks import recipes
 from tasks.trees.tree import CallResult
 from tests.page.conftest import RECIPE
 
@@ -217,21 +223,20 @@ def test_a_token_that_ends_a_line_can_be_seen(opened, certain):
     assert shown.run(mark) == '"↵"'
 
 
-@pytest.mark.parametrize(("width", "rows"), [(400, 4), (800, 2), (1300, 1)])
-def test_curves_stand_below_each_other_in_a_narrow_window(browser, opened, file, width, rows):
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        shown = opened(file).drawn("curves")
-        tops = (
-            "return [...document.querySelectorAll('#curves text')]"
-            ".filter(one => /^x[0-9]*title/.test(one.getAttribute('class')))"
-            ".map(one => Math.round(one.getBoundingClientRect().top))"
-        )
-        assert len(set(shown.run(tops))) == rows
-        assert shown.run("return document.documentElement.scrollWidth") <= width
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+@pytest.mark.parametrize(("width", "rows"), [(390, 4), (800, 2), (1300, 1)])
+def test_curves_stand_below_each_other_in_a_narrow_window(emulated, opened, file, width, rows):
+    emulated(width)
+    shown = opened(file).drawn("curves")
+    tops = (
+        "return [...document.querySelectorAll('#curves text')]"
+        ".filter(one => /^x[0-9]*title/.test(one.getAttribute('class')))"
+        ".map(one => Math.round(one.getBoundingClientRect().top))"
+    )
+    assert len(set(shown.run(tops))) == rows
+    assert shown.run("return document.documentElement.scrollWidth") <= width
+    cut = "return [...document.querySelectorAll('main table, main .figure, main select')]"
+    ends = shown.run(f"{cut}.map(one => one.getBoundingClientRect().right)")
+    assert max(ends) <= width, "nothing is cut at the right"
 
 
 def test_refused_acts_of_a_world_are_drawn_by_reason(opened, written, grown):
@@ -301,3 +306,164 @@ def test_values_are_packed():
     assert forest.packed([0.1238, float("inf")], "ratio")[0] == 124, "rounded, not cut"
     assert forest.packed([0.00012, 0.1], "entropy") == [12, 10_000], "of a policy that is certain"
     assert forest.packed([], "gap") == []
+
+
+# ---------------------------------------------------------------- what people look at first
+
+
+ALARMED = "iteration,reward,success,kl,groups_without_spread\n" + "".join(
+    f"{number},0.5,0.5,0.01,{float(number in (3, 4))}\n" for number in range(6)
+)
+
+
+@pytest.fixture(scope="module")
+def evaluated(written, grown):
+    """A run with an alarm, whose second question got worse, third got better, by its evaluation."""
+    answers = {"q0": (2, 2), "q1": (2, 3), "q2": (1, 2)}  # before and after; 2 is right
+    before, after = (
+        [single(grown(name), values[place]) for name, values in answers.items()] for place in (0, 1)
+    )
+    trees = [[grown(f"t{number}{i}", leaves=4 - i) for i in range(2)] for number in range(2)]
+    return written(trees, curve=ALARMED, agents={"cold start": before, "trained": after})
+
+
+def single(tree, answer):
+    """The tree with one leaf alone, which gives this answer."""
+    nodes = [*tree.nodes[:3], tree.nodes[3 + answer]]
+    return replace(tree, nodes=nodes, leaves=[3], decisions=[])
+
+
+def test_opens_where_rewards_differ_most_and_a_branch_started(opened, written, grown):
+    """The last iteration has no spread; the one before has two questions with one, one branched."""
+    flat, unbranched, branched = (grown(name) for name in ("flat", "unbranched", "branched"))
+    flat = replace(flat, leaves=flat.leaves[2:3] * 2)
+    unbranched = replace(unbranched, decisions=[])
+    tables = written([[unbranched, branched], [flat]])
+    shown = opened(tables).drawn("icicle")
+    assert shown.place() == {"iteration": "0", "question": "branched", "leaf": "0"}
+
+
+def test_before_and_after_stand_side_by_side(opened, evaluated):
+    shown = opened(evaluated).drawn("icicle")
+    links = "return [...document.querySelectorAll('#changes a')].map(one => one.textContent)"
+    assert shown.run(links) == ["1 question got worse", "1 question got better"]
+    shown.run("document.querySelector('#changes a').click()")
+    shown.until("return location.hash.includes('question=q1')")
+    names = "return [...document.querySelectorAll('#questions .name')].map(one => one.textContent)"
+    shown.until("return view.block.iteration === 'evaluation' && location.hash.includes('leaf=0')")
+    assert shown.run(names) == ["q1 · worse", "q2 · better", "q0 · as before"]
+    titles = "return [...document.querySelectorAll('.columns h3')].map(one => one.textContent)"
+    assert shown.run(titles) == [
+        "cold start: right, score 1, answer",
+        "trained: not right, score 0, answer",
+    ]
+    turns = "return [...document.querySelectorAll('.columns > div')].map(one => one.textContent)"
+    before, after = shown.run(turns)
+    assert "boxed{2}" in before and "boxed{3}" in after and "python · ok" in before
+    shown.press("ArrowRight", leaf=1)
+    assert "Leaf trained: answer" in shown.text("leaf")
+
+
+def test_answers_stand_alone_where_the_trees_are_gone(opened, written, grown):
+    before, after = ((single(grown("q0"), answer),) for answer in (3, 2))
+    file = written([[grown("t0")]], agents={"cold start": before, "trained": [*after]})
+    shown = opened(file, "#iteration=evaluation&question=q0&leaf=0").drawn("icicle")
+    assert shown.complaints() == []
+    turns = "return [...document.querySelectorAll('.columns > div')].map(one => one.textContent)"
+    before, after = shown.run(turns)
+    assert before.endswith("assistant3") and "boxed{2}" in after
+
+
+def test_alarms_stand_above_the_curves_and_in_them(opened, evaluated):
+    shown = opened(evaluated).drawn("curves")
+    assert "alarm no_spread in iteration 4" in shown.text("alarms")
+    marks = shown.run("return document.getElementById('curves').layout.shapes.map(one => one.x0)")
+    assert set(marks) == {4}
+    titles = "return document.getElementById('curves').layout.annotations.map(one => one.text)"
+    assert {"KL from the sampling policy", "share of groups without spread", "no_spread"} <= set(
+        shown.run(titles)
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_is_accessible_in_the_light_and_in_the_dark(opened, emulated, evaluated, scheme):
+    for width in (1280, 390):
+        emulated(width, scheme=scheme)
+        for place in ("", "#iteration=evaluation&question=q1&leaf=1"):
+            shown = opened(evaluated, place).drawn("icicle").drawn("curves")
+            assert shown.violations() == [], (width, place)
+    back = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert (max(shown.run(back)) < 64) == (scheme == "dark")
+    drawn = shown.run("return document.getElementById('curves').layout.plot_bgcolor")
+    assert drawn == ("#1c2229" if scheme == "dark" else "#ffffff")
+
+
+def test_training_that_goes_on_says_so(opened, written, grown, monkeypatch, tmp_path):
+    """Only some iterations have their trees in it, and none of the results of an earlier run."""
+    folder = written([[grown(f"q{number}")] for number in range(3)]).parents[2]
+    monkeypatch.chdir(folder)
+    tables = {
+        name: table.filter(pc.greater(table["iteration"], 0))
+        for name, table in forest.open_tables(RECIPE).items()
+    }
+    curve = {"iteration": [0.0, 1.0, 2.0], "success": [0.1, 0.2, 0.3]}
+    recipe = recipes.load(RECIPE, Path("params"))
+    alarm = Alarm("no_spread", 1, "all answers are equal")
+    shown = opened(page_file.write_live(RECIPE, recipe, tables, curve, [alarm])).drawn("curves")
+    assert "Training goes on: 3 iterations so far." in shown.text("live")
+    assert shown.run("return here()") == [1, 2]
+    assert shown.text("results") == "This run has no evaluation yet."
+    assert "no_spread" in shown.text("alarms")
+    assert shown.complaints() == [] and shown.violations() == []
+
+
+# ---------------------------------------------------------------- two runs
+
+
+@pytest.fixture(scope="module")
+def beside(written, grown):
+    """The page of a run beside that of another checkout, which has one question less."""
+    runs = []
+    for number, (rate, names, answer) in enumerate(
+        [("1.0e-4", ("t0", "t1", "t2"), 2), ("2.0e-4", ("t0", "t2"), 3)]
+    ):
+        trees = [[grown(name, said=(f"run {number}", "2+2")) for name in names]]
+        agents = {"cold start": [single(grown("q0"), 1)], "trained": [single(grown("q0"), answer)]}
+        folder = written(trees, agents=agents, curve=ALARMED if number else "").parents[2]
+        text = (folder / "params/tiny.yaml").read_text()
+        changed = re.sub(r"learning_rate: 1.0e-3", f"learning_rate: {rate}", text)
+        assert changed != text
+        (folder / "params/tiny.yaml").write_text(changed)
+        runs.append(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(runs[0])
+        return runs[0] / command.write_against(RECIPE, str(runs[1]))
+
+
+def test_two_runs_stand_beside_each_other_by_question(opened, beside):
+    shown = opened(beside).drawn("icicle").drawn("curves")
+    assert shown.complaints() == [] and shown.requests() == [] and shown.violations() == []
+    assert "learning_rate: 0.0002 -> 0.0001" in shown.text("changed")
+    assert "1 question got better" in shown.text("changes")
+    assert "Paired over the questions that both were asked: 1." in shown.text("verdict")
+    assert "alarm no_spread in iteration 4" in shown.text("alarms")
+    shown.run("location.hash = '#iteration=0&question=t2&leaf=1'")
+    shown.until("return view.block.iteration === 0 && location.hash.includes('t2')")
+    listed = "return view.block.questions.map(one => one.id)"
+    assert shown.run(listed) == ["t0", "t2"], "t1 was asked in one of them alone"
+    columns = "return [...document.querySelectorAll('.columns > div')].map(one => one.textContent)"
+    other, own = shown.run(columns)
+    assert "run 1" in other and "run 0" not in other and "run 0" in own
+    trees = "return view.block.questions[1].nodes.filter(node => node.parent === 0).length"
+    assert shown.run(trees) == 4, "two turns of each tree below one prompt"
+
+
+def test_runs_without_a_common_question_are_refused(written, grown, monkeypatch, capsys):
+    one, other = (written([[grown(name)]]).parents[2] for name in ("q0", "q1"))
+    monkeypatch.chdir(one)
+    assert command.main([RECIPE, "--against", str(other)]) == 2
+    assert "were asked no common question" in capsys.readouterr().err
+    call = ("git", "init", "--quiet")
+    subprocess.run(call, cwd=one, check=True)
+    assert command.main([RECIPE, "--against", "no-such-commit"]) == 2
+    assert "'no-such-commit' names no commit" in capsys.readouterr().err

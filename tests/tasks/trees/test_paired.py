@@ -28,6 +28,7 @@ def test_drawn_permutations_come_close_and_repeat():
 
 def test_equal_agents_differ_by_chance_alone():
     assert permutation_test(np.ones(5), np.ones(5), seed=0) == 1.0
+    assert permutation_test(np.ones(1), np.zeros(1), seed=0) == 1.0
 
 
 def test_holm_on_a_worked_example():
