@@ -115,22 +115,24 @@ def test_page_and_traces_name_each_other(unbroken):
     [run] = client.search_runs([experiment], f"tags.`{store.KIND_TAG}` = 'pipeline'")
     assert run.data.tags["page"] == "reports/smoke/page.html"
     kept = Path(client.download_artifacts(run.info.run_id, "page.html"))
-    text = (folder / "reports/smoke/page.html").read_text()
-    assert kept.read_text() == text
-    data = json.loads(re.search('id="data">(.*?)</script>', text)[1])
+    assert kept.read_text() == (folder / "reports/smoke/page.html").read_text()
+    data, blocks = page_of(folder)
     assert run.info.run_id in data["links"]["run"]
     named = {}  # place in the page -> trace
-    for one in data["iterations"]:
-        packed = re.search(f'id="block-{one["number"]}">(.*?)</script>', text)[1]
-        block = json.loads(gzip.decompress(base64.b64decode(packed)))
+    for number, block in blocks.items():
         for question in block["questions"]:
             for leaf, entry in enumerate(question["leaves"]):
                 if "trace" in entry:
-                    place = traces.place_in_page("smoke", one["number"], question["id"], leaf)
+                    place = traces.place_in_page("smoke", int(number), question["id"], leaf)
                     named[place] = entry["trace"]
     found = client.search_traces(locations=[experiment], include_spans=False)
     assert named == {one.info.tags["page"]: one.info.trace_id for one in found}
     assert len(named) == 6, "the leaves of one question of the first iteration"
+    evaluated = blocks["evaluation"]["questions"]
+    assert len(evaluated) == 30
+    for question in evaluated:  # both agents' turns are in the ledger
+        assert [leaf["of"] for leaf in question["leaves"]] == ["cold start", "trained"]
+        assert all(question["nodes"][leaf["node"]]["size"] > 1 for leaf in question["leaves"])
 
 
 def test_every_result_names_the_digest_of_the_panel_that_was_asked(unbroken):
@@ -318,6 +320,25 @@ def test_published_policy_that_was_pruned_is_made_again(unbroken, api, monkeypat
         "data/smoke/records/reinforce.jsonl"
     }
     assert after.keys() == before.keys()
+
+
+def test_training_that_goes_on_has_a_page_of_its_own(unbroken, api):
+    folder, _ = unbroken
+    for place in (folder / ".beamline/ledger/smoke/reinforce").rglob("0000-*-*/"):
+        shutil.rmtree(place)  # the first iteration is computed again, and then validated
+    ran = call(folder, sys.executable, "-m", "flows.reinforce", "smoke", PREFECT_API_URL=api)
+    assert ran.returncode == 0, ran.stdout
+    shown, blocks = page_of(folder)
+    assert (shown["finished"], list(blocks)) == (False, ["0"])
+    assert [one["number"] for one in shown["iterations"]] == [0]
+
+
+def page_of(folder):
+    """Return the data of a run's page, and its blocks by name."""
+    text = (folder / "reports/smoke/page.html").read_text()
+    packed = dict(re.findall(r'id="block-(\w+)">(.*?)</script>', text))
+    blocks = {n: json.loads(gzip.decompress(base64.b64decode(one))) for n, one in packed.items()}
+    return json.loads(re.search('id="data">(.*?)</script>', text)[1]), blocks
 
 
 def published(folder):
