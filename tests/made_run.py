@@ -17,6 +17,7 @@ from tasks.trees.tables import save_trees, write_table
 from tasks.trees.tree import AFTER_RESULT, PROMPT, RESULT, TURN, Decision, Node, Question, Tree
 
 TABLES = ("questions", "nodes", "leaves", "decisions")
+STEPS = "steps"  # of worlds and programs
 CALL = "<think>{}</think><python>{}</python>"
 ANSWER = "<think>{}</think><answer>\\boxed{{{}}}</answer>"
 COUNTS = ("tool_calls", "tool_errors", "response_tokens", "sampled_tokens")
@@ -124,7 +125,8 @@ def write(folder, recipe, iterations, tokenizer=None, seed=0):
     for number, trees in enumerate(iterations):
         part = Path(folder, "made", str(number))
         save_trees(trees, part)
-        tables = {name: pq.read_table(part / f"{name}.parquet") for name in TABLES}
+        files = [part / f"{name}.parquet" for name in (*TABLES, STEPS)]
+        tables = {file.stem: pq.read_table(file) for file in files if file.is_file()}
         rewards = [scores(one) for one in trees]
         pairs = list(zip(trees, rewards, strict=True))
         rows = {

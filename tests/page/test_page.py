@@ -14,7 +14,7 @@ from flows.pages import forest, page_file
 from flows.tracking.alarms import Alarm
 from params import recipe_files
 from tasks import recipes
-from tasks.trees.tree import CallResult
+from tasks.trees.tree import PROGRAM, CallResult, Observation
 from tests.page.conftest import RECIPE
 
 HOSTILE = (
@@ -128,6 +128,19 @@ def test_each_call_of_a_turn_has_a_card(opened, written, grown):
     )
     assert cards == [["python · ok", "2+2", "4"], ["search · no_results", SHOWN, "nothing"]]
     assert "python + search" in shown.text("icicle")
+
+
+def test_what_a_program_returned_stands_behind_its_last_answer(opened, written, grown):
+    tree = grown("q00")
+    told = {"answer": HOSTILE, "reward": 0.5, "parts": {}}
+    said = Observation("ok", "", info={PROGRAM: told})
+    tree.nodes[tree.leaves[0]] = replace(tree.nodes[tree.leaves[0]], observation=said)
+    shown = opened(written([[tree]]), "#iteration=0&question=q00&leaf=0").drawn("icicle")
+    assert shown.complaints() == []
+    cards = "return [...document.querySelectorAll('.call')].at(-1).children"
+    role, returned = (part.text for part in shown.run(cards))
+    assert role == "program · answer"
+    assert returned == f"answer: {SHOWN}\nreward: 0.5"
 
 
 def test_tints_follow_the_values(opened, file):
