@@ -9,18 +9,22 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
+from prefect.states import Completed, State
 
+from flows.analysis import fallen
 from flows.host import gpu, memory_shortage
 from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
-from flows.workers import dispatch
+from flows.workers import dispatch, run_names, run_pages
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.server import ui_address
@@ -30,6 +34,8 @@ from params.schema.base import Machine
 from params.schema.recipe import Recipe
 from params.whole_file import whole_file
 from tasks import recipes
+
+REJECTED = "Rejected"  # name of the state, of type COMPLETED, of a run that is not promoted
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +48,8 @@ def run_here(recipe: str) -> int:
     killed_before = memory_shortage.kernel_kills()
     try:
         with prefect_server(meanwhile=open_store) as server:
-            call(retrain.with_options(flow_run_name=f"retrain {recipe}"), recipe, server)
+            name = run_names.of_run("retrain", recipe, run_names.from_variable())
+            call(retrain, name, recipe, server)
     except dvc_command.KilledError as error:
         print(f"retrain: {error}: the same call goes on from here", file=sys.stderr)
         memory_shortage.report_kills(killed_before, recipe)
@@ -64,14 +71,16 @@ def run_here(recipe: str) -> int:
     return 0
 
 
-def run_in(recipe: str, folder: Path) -> None:
+def run_in(recipe: str, folder: Path, changes: Sequence[str] = ()) -> None:
     """Run the stages with the code in ``folder``; Prefect and MLflow are this checkout's.
 
-    Raises RuntimeError where a stage fails, which has printed why, KilledError where it or what
-    runs it was killed, and KeyboardInterrupt on Ctrl-C.
+    ``changes``: what the recipe in ``folder`` overrides, for names. Raises RuntimeError where a
+    stage fails, which has printed why, KilledError where it or what runs it was killed, and
+    KeyboardInterrupt on Ctrl-C.
     """
     with prefect_server(meanwhile=open_store):
         where = {"MLFLOW_TRACKING_URI": store.store_uri(folder), dvc_command.RUN: folder.name}
+        where |= run_names.as_variable(changes)
         if task_run.id:  # of a deployment's flow run (flows/deploy.py)
             where[PARENT_TASK_RUN] = str(task_run.id)
         command = ["flows.retrain", recipe, "--here"]
@@ -91,8 +100,11 @@ def open_store() -> None:
 
 
 @flow(name="retrain", on_running=[name_process])
-def retrain(recipe: str = "tiny") -> None:
-    """Run the stages of a recipe that are out of date, and log the run to MLflow."""
+def retrain(recipe: str = "tiny") -> State[Any] | None:
+    """Run the stages of a recipe that are out of date, and log the run to MLflow.
+
+    Its state is named "Rejected" where the verdict is not to promote the policy, which is no error.
+    """
     checked = recipes.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
     with pipeline_run(recipe, checked, run_tags()) as run:
@@ -106,9 +118,27 @@ def retrain(recipe: str = "tiny") -> None:
                 {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
             )
         outcome_report.log_outcome(run, recipe, seconds)
-        outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
         if (RunFolders(recipe).trees / "questions.parquet").is_file():
             write_page(recipe, checked, run)
+        said = outcome_report.words(recipe, run, seconds)
+        print("", *said, sep="\n", flush=True)
+        show(recipe, run, said)
+    if reason := outcome_report.is_rejected(recipe):
+        return Completed(name=REJECTED, message=reason)
+    return None
+
+
+def show(recipe: str, run: Run, said: Sequence[str]) -> None:
+    """Show in Prefect what came out, and where to look."""
+    worst = fallen.worst(recipe, outcome_report.worse_kinds(recipe))
+    places = outcome_report.Places(
+        mlflow=store.page_of(ui_address(), run.id) or "",
+        page=run_pages.link(run.id),
+        question=run_pages.link(run.id, fallen.fragment(recipe, worst)) if worst else "",
+        which=fallen.sentence(worst) if worst else "",
+    )
+    lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
+    outcome_report.show_in_prefect(recipe, run, said, places, lost)
 
 
 def write_page(name: str, recipe: Recipe, run: Run) -> None:

@@ -13,16 +13,17 @@ from typing import Annotated, Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.runtime import task_run
+from prefect.runtime import flow_run, task_run
 from prefect.states import Completed
 from pydantic import Field
 
+from flows.all_stages import REJECTED
 from flows.commands import retrain
 from flows.host import gpu
 from flows.host.addresses import keep_passwords_from_logs
 from flows.runs import commit_check, dvc_command, git, pipeline, transfer, worktree
 from flows.tracking import store
-from flows.workers import dispatch, received
+from flows.workers import dispatch, received, run_names
 from flows.workers.connection import name_process
 from flows.workers.stage import PARENT_TASK_RUN
 from tasks import recipes
@@ -58,19 +59,30 @@ KILLED: dict[str, Any] = {
 }
 
 
+def retraining_name() -> str:
+    """Return the name of the flow run that this is called in."""
+    given = flow_run.parameters
+    return run_names.of_run("retraining", given["recipe"], given["overrides"])
+
+
 @flow(
     name="retraining",
-    flow_run_name="retraining {recipe}",
+    flow_run_name=retraining_name,
     timeout_seconds=7 * DAY,
     on_running=[name_process],
+    log_prints=True,
 )
 def retraining(recipe: Name = "tiny", overrides: list[Change] = []) -> State[Any]:  # noqa: B006
     """Run a recipe of this checkout's last commit; the final state's message is the run's branch.
 
+    That state is named "Rejected" where the verdict is not to promote the policy.
+
     ``overrides``: values of the recipe for this run, as ``section.key=value``.
     """
     keep_passwords_from_logs()
-    return Completed(message=run(recipe, overrides))
+    branch = run(recipe, overrides)
+    name = REJECTED if retrain.is_rejected(recipe, branch) else None
+    return Completed(name=name, message=branch)
 
 
 @task(**KILLED, persist_result=False)
@@ -84,6 +96,7 @@ def run(recipe: str, overrides: list[str]) -> str:
     flow_run_name="{name}",
     timeout_seconds=7 * DAY,
     on_running=[name_process],
+    log_prints=True,
 )
 def stage(
     name: StageName,

@@ -144,7 +144,7 @@ def complete(folder: Path, recipe: str, changes: Sequence[str], base: str) -> st
             return known
         from flows.all_stages import run_in  # with Prefect, which not every call needs
 
-        run_in(recipe, folder)
+        run_in(recipe, folder, changes)
         tree = git.stage_files(existing(pipeline.kept_in_git(recipe, folder), folder), folder)
         if known := git.equal_run(tree, base, recipe):
             print(f"nothing new: {known} is this run")
@@ -195,6 +195,13 @@ def after_commit(recipe: str, commit: str) -> None:
         print(f"retrain: {champions.promote(recipe, commit)}")
     except champions.RegistryError as error:
         print(f"retrain: {printable(str(error))}", file=sys.stderr)
+
+
+def is_rejected(recipe: str, branch: str) -> bool:
+    """Return whether the verdict of a run is not to promote its policy."""
+    file = RunFolders(recipe).verdict.as_posix()
+    commit = git.resolve(branch)
+    return git.committed(file, at=commit) and not json.loads(git.content(commit, file))["promote"]
 
 
 def existing(paths: Sequence[str], folder: Path) -> list[str]:

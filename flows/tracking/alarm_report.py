@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
+from flows.tracking import prefect_events
 from flows.tracking.alarms import Alarm, History
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
@@ -49,6 +50,8 @@ class AlarmWatch:
         if new_alarms:
             run.set_tags({"alarms": ", ".join(raised)})
             _show_in_prefect(self.recipe, list(raised.values()))
+            for alarm in new_alarms:
+                _emit(self.recipe, alarm, run.commit)
         for alarm in new_alarms:
             if alarm.name in self.stop_on:
                 raise StoppedError(
@@ -60,6 +63,18 @@ class AlarmWatch:
 def sentence(alarm: Alarm) -> str:
     """Return an alarm as a line of text."""
     return f"alarm {alarm.name} in iteration {alarm.iteration}: {alarm.message}"
+
+
+def _emit(recipe: str, alarm: Alarm, commit: str) -> None:
+    """Tell Prefect's automations about an alarm."""
+    payload = {
+        "alarm": alarm.name,
+        "iteration": alarm.iteration,
+        "message": alarm.message,
+        "commit": commit,
+    }
+    labels = {"beamline.alarm": alarm.name}
+    prefect_events.emit(prefect_events.ALARM, recipe, labels, payload)
 
 
 def _show_in_prefect(recipe: str, raised: Sequence[Alarm]) -> None:

@@ -10,9 +10,11 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.tracking import outcome_words, prefect_events, run_before, store
 from flows.tracking.run import Run
 from params.run_folders import RunFolders
 from tasks.ledger.artifacts import digest
@@ -24,6 +26,9 @@ DATASETS = {
     "questions/validation.parquet": "validation",
     "questions/test.parquet": "evaluation",
 }
+
+MOST_CHANGED, MOST_LOST = 20, 10  # that are shown
+LONGEST_VALUE = 80  # characters of a recipe's value
 
 log = logging.getLogger(__name__)
 
@@ -89,22 +94,146 @@ def datasets(data: Path) -> list[dict[str, str]]:
     ]
 
 
-def show_in_prefect(recipe: str, page: str | None) -> None:
-    """Add table, verdict and ``page``, the address in MLflow, to the flow run of this process.
+def words(recipe: str, run: Run, seconds: Mapping[str, float]) -> list[str]:
+    """Return in at most six lines what a run has changed; see ``outcome_words.lines``."""
+    folders = RunFolders(recipe)
+    measured, verdict = _read(folders.metrics), _read(folders.verdict)
+    return outcome_words.lines(measured, verdict, _alarms(run), seconds)
 
+
+def worse_kinds(recipe: str) -> list[str]:
+    """Return the kinds of question at which a recipe's last run is worse beyond chance."""
+    return outcome_words.worse_kinds(_read(RunFolders(recipe).metrics), compared_with(recipe))
+
+
+def compared_with(recipe: str) -> str:
+    """Return the agent with which a recipe's last run was compared."""
+    return outcome_words.compared_with(_read(RunFolders(recipe).verdict))
+
+
+def _alarms(run: Run) -> list[str] | None:
+    """Return the alarms of the training in a pipeline's run; None where it has trained nothing."""
+    if not run.id:
+        return None
+    try:
+        stages = store.runs_tagged(store.PARENT_RUN, run.id)
+    except ConnectionError:
+        return None
+    trained = [tags for tags in stages if tags.get("stage") == "reinforce"]
+    return [*filter(None, trained[-1].get("alarms", "").split(", "))] if trained else None
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a person goes on to look: addresses, "" where there is none."""
+
+    mlflow: str = ""  # the run
+    page: str = ""  # of the run
+    question: str = ""  # in the page
+    which: str = ""  # the question, in words
+
+
+def show_in_prefect(
+    recipe: str, run: Run, said: Sequence[str], places: Places, lost: Sequence[tuple[str, str]]
+) -> None:
+    """Add what came out to the flow run of this process, and tell Prefect's automations.
+
+    ``said``: lines in words. ``lost``: held-out questions that are answered no longer, with kinds.
     A fault of Prefect's server does not end a run that has its results.
     """
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
     try:
-        if table := _table(recipe):
-            create_markdown_artifact(table, key=f"outcome-{key}", description="what came out")
-        if page:
-            create_link_artifact(page, link_text="the run in MLflow", key=f"mlflow-{key}")
+        if text := _shown(recipe, run, said, places, lost):
+            create_markdown_artifact(text, key=f"outcome-{key}", description="what came out")
+        if places.mlflow:
+            create_link_artifact(places.mlflow, link_text="the run in MLflow", key=f"mlflow-{key}")
     except Exception as error:  # whatever it is, the run has its results
         if not getattr(error, "is_said", False):  # flows/workers/outages.py
             log.warning("Prefect's server did not take the artifacts of the run: %s", error)
+    if verdict := _read(RunFolders(recipe).verdict):
+        promote = str(verdict["promote"]).lower()
+        payload = {
+            "promote": verdict["promote"],
+            "reason": verdict["reason"],
+            "commit": run.commit,
+            "words": "\n".join(said),
+            "mlflow": places.mlflow,
+            "page": places.question or places.page,
+        }
+        prefect_events.emit(prefect_events.VERDICT, recipe, {"beamline.promote": promote}, payload)
+
+
+def is_rejected(recipe: str) -> str:
+    """Return why the last run of a recipe here is not to be promoted; "" where it is."""
+    verdict = _read(RunFolders(recipe).verdict)
+    return str(verdict["reason"]) if verdict and not verdict["promote"] else ""
+
+
+def _shown(
+    recipe: str, run: Run, said: Sequence[str], places: Places, lost: Sequence[tuple[str, str]]
+) -> str:
+    """Return what came out as Markdown: in words, where to look, what was changed, the table."""
+    table = RunFolders(recipe).table
+    if not table.exists():
+        return ""
+    parts = [
+        "\n".join(f"- {line}" for line in said),
+        _links(recipe, places),
+        _changed(recipe, run),
+        _lost(lost),
+        table.read_text(),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def _links(recipe: str, places: Places) -> str:
+    """Return the addresses of a run; the page is also a file of the checkout that has run."""
+    file = RunFolders(recipe).reports / "page.html"
+    links = [
+        f"[{places.which}]({places.question})" if places.question else places.which,
+        f"[the page of the run]({places.page})" if places.page else "",
+        f"[the run in MLflow]({places.mlflow})" if places.mlflow else "",
+        f"`{file}`" if file.exists() else "",
+    ]
+    return " · ".join(filter(None, links))
+
+
+def _changed(recipe: str, run: Run) -> str:
+    """Return a table of the values that differ from the run before."""
+    try:
+        before = run_before.of_run(recipe, run.id)
+    except ConnectionError:
+        return ""
+    if before is None:
+        return ""
+    if not before.changed:
+        return f"Nothing of the recipe or its code differs from the run before, {before.name}."
+    rows = [
+        f"| `{name}` | {_code(values[0])} | {_code(values[1])} |"
+        for name, values in [*before.changed.items()][:MOST_CHANGED]
+    ]
+    more = len(before.changed) - len(rows)
+    if more > 0:
+        rows.append(f"| … {more} more | | |")
+    return "\n".join(
+        [f"| differs from the run before | {before.name} | now |", "|---|---|---|", *rows]
+    )
+
+
+def _code(value: str) -> str:
+    """Return a value for a cell of a Markdown table."""
+    shown = " ".join(value.split()).replace("|", "\\|").replace("`", "'")
+    return f"`{shown[:LONGEST_VALUE]}`"
+
+
+def _lost(lost: Sequence[tuple[str, str]]) -> str:
+    if not lost:
+        return ""
+    named = ", ".join(f"{question} ({kind})" for question, kind in lost[:MOST_LOST])
+    more = f" and {len(lost) - MOST_LOST} more" if len(lost) > MOST_LOST else ""
+    return f"Held-out questions that are answered worse than before: {named}{more}."
 
 
 def _table(recipe: str) -> str:

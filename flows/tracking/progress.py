@@ -6,6 +6,7 @@ one a minute.
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+LINES = "beamline"  # logger of lines for people; flows/workers/run_log.py sends them to Prefect
 SOON, LINE_EVERY = 5.0, 60.0  # seconds between two lines, at least and at most
 SHARE = 0.1  # of the time so far, after which there is another line
 
@@ -37,8 +39,8 @@ class Progress:
         self.done += count
         if self.bar is not None:
             self.bar.update(count)
-        elif self._is_due():
-            self._print_line()
+        if self._is_due():
+            self._say(self._line())
 
     def reach(self, done: int, values: Mapping[str, float]) -> None:
         """Set the number of finished units, with the newest values of some numbers."""
@@ -69,8 +71,8 @@ class Progress:
         if not self.done and self.total:
             many = f"all {self.total} {self.unit}" if self.total > 1 else f"1 {self.unit}"
             print(f"{self.name}: {many.rstrip()} done before, and reused", flush=True)
-        elif self.bar is None:
-            self._print_line()
+        else:
+            self._say(self._line())
 
     def _is_due(self) -> bool:
         """Return whether it is time for another line; the last one is that of ``close``."""
@@ -81,11 +83,18 @@ class Progress:
         wait = min(soon if self.done > self.done_in_line else LINE_EVERY, LINE_EVERY)
         return now - self.last_line >= wait
 
-    def _print_line(self) -> None:
+    def _say(self, line: str) -> None:
+        """Print a line; a bar shows the same in place, so that with one it is for the log alone."""
+        if self.bar is None:
+            print(line, flush=True)
+        else:
+            logging.getLogger(LINES).info(line)
+
+    def _line(self) -> str:
         self.last_line, self.done_in_line = time.monotonic(), self.done
         values = "".join(f", {name} {value}" for name, value in self.values.items())
         unit = f" {self.unit}" if self.unit else ""
-        print(f"{self.name}: {self.done} of {self.total}{unit}{values}{self._time()}", flush=True)
+        return f"{self.name}: {self.done} of {self.total}{unit}{values}{self._time()}"
 
     def _time(self) -> str:
         """Return the time that is left, at the speed so far, or what all took; "" for seconds."""

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of the stages' runs
 UNSENT = "unsent:"  # begins its value where the store does not have that run yet
+COMMIT_TAG = "mlflow.source.git.commit"  # which MLflow's UI shows as the run's version
 COMMIT, DIGEST = "beamline.commit", "beamline.digest"  # tags of a registered model's version
 RETRY_AFTER = 30.0  # seconds without an attempt after one that failed
 
@@ -78,6 +79,11 @@ class Run:
     def handle(self) -> str:
         """The run's id, or a name that stands for it until it has one; for PIPELINE_RUN."""
         return self.id or UNSENT + self._description["tags"][NAME_TAG]
+
+    @property
+    def commit(self) -> str:
+        """The commit of the code that the run is made with; "" where it is not known."""
+        return str(self._description["tags"].get(COMMIT_TAG, ""))
 
     @property
     def is_queued(self) -> bool:

@@ -71,6 +71,24 @@ def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
         ]
 
 
+def params_of(run: str) -> dict[str, str]:
+    """Return the parameters of a run. Raises ConnectionError where the store cannot be read."""
+    with _reading() as client:
+        return dict(client.get_run(run).data.params) if client else {}
+
+
+def artifact_of(run: str, name: str) -> bytes | None:
+    """Return a file that a run has kept; None where it has none, or there is no such run.
+
+    Raises ConnectionError where the store cannot be read.
+    """
+    with _reading() as client, tempfile.TemporaryDirectory() as folder:
+        known = client and any(file.path == name for file in client.list_artifacts(run))
+        if client is None or not known:
+            return None
+        return Path(client.download_artifacts(run, name, folder)).read_bytes()
+
+
 def page_of(address: str, run: str | None = None) -> str | None:
     """Return the page of a run, or of all pipelines' runs, in the MLflow UI at ``address``.
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +26,7 @@ from flows.host.addresses import address_without_password
 from flows.host.parents import PARENT, die_with_parent
 from flows.tracking.store import store_uri
 from flows.workers.prefect_patches import begin_transactions_as_writes, settle_events
+from flows.workers.run_pages import Application, with_pages
 
 HOME = Path(".beamline/prefect")
 HOST = "127.0.0.1"
@@ -37,7 +38,6 @@ START_TIMEOUT = 300.0  # seconds that a living server has to answer; a loaded ma
 STOP_TIMEOUT = 10.0  # seconds that a server has to end
 RESTARTS = 5  # of a run's own server
 SHOWN = 80  # characters of a header in an answer
-Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
 
 
 def ui_address() -> str:
@@ -182,7 +182,7 @@ def _serve(descriptor: int, kind: str) -> None:
     begin_transactions_as_writes()
     _migrate()
     listening = socket.socket(fileno=descriptor)
-    app = for_own_pages(create_app(ephemeral=kind == "run"))
+    app = for_own_pages(with_pages(create_app(ephemeral=kind == "run")))
     config = uvicorn.Config(app, log_level="error")
     gc.enable()
     gc.freeze()

@@ -27,7 +27,7 @@ from flows.host import disk, first_check, memory_shortage, requirements
 from flows.host.parents import die_with_parent
 from flows.runs import git
 from flows.runs.dvc_command import INTERRUPTED
-from flows.workers import configured_server
+from flows.workers import configured_server, run_log, run_names
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.outages import AwayError, PrefectServer
@@ -123,7 +123,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         return 2
     try:
         with prefect_server() as server:
-            call(flow.with_options(flow_run_name=name, on_running=[name_process]), recipe, server)
+            call(flow, run_names.of_stage(flow.name, recipe), recipe, server)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -135,12 +135,19 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     return 0
 
 
-def call(flow: Flow[..., Any], recipe: str, server: PrefectServer) -> None:
+def call(flow: Flow[..., Any], name: str, recipe: str, server: PrefectServer) -> None:
     """Call the flow; as a child of the task run that started this process, if one did.
 
-    Where the server is away, the function of the flow is called, and no flow run shows it.
+    The flow run has this name, and what is printed meanwhile in its log. Where the server is away,
+    the function of the flow is called, and no flow run shows it.
     """
     parameters = {next(iter(inspect.signature(flow.fn).parameters)): recipe}
+    named = flow.with_options(flow_run_name=name, on_running=[name_process, run_log.begin])
+    with run_log.copied_output():
+        _call(named, parameters, server)
+
+
+def _call(flow: Flow[..., Any], parameters: dict[str, Any], server: PrefectServer) -> None:
     try:
         task_run = os.environ.get(PARENT_TASK_RUN)
         child = _made_child(flow, parameters, UUID(task_run), server) if task_run else None
