@@ -7,6 +7,7 @@ import.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from flows.host import gpu, memory_shortage
 from flows.runs import dvc_command, pipeline
 from flows.tracking import outcome_report, store
 from flows.tracking.run import Run, pipeline_run
+from flows.tracking.traces import PAGE
 from flows.workers import dispatch, run_names, run_pages
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
@@ -129,13 +131,20 @@ def retrain(recipe: str = "tiny") -> State[Any] | None:
 
 
 def show(recipe: str, run: Run, said: Sequence[str]) -> None:
-    """Show in Prefect what came out, and where to look."""
+    """Show in Prefect what came out, and where to look.
+
+    The folder of a run as a commit is removed at its end; MLflow keeps the page.
+    """
     worst = fallen.worst(recipe, outcome_report.worse_kinds(recipe))
+    file = Path(PAGE.format(recipe))
+    page, place = run_pages.path_of(run.id), fallen.fragment(recipe, worst) if worst else ""
     places = outcome_report.Places(
         mlflow=store.page_of(ui_address(), run.id) or "",
-        page=run_pages.link(run.id),
-        question=run_pages.link(run.id, fallen.fragment(recipe, worst)) if worst else "",
+        server=run_pages.server() if page else "",
+        page=page,
+        question=page + place if page and place else "",
         which=fallen.sentence(worst) if worst else "",
+        file=file.as_posix() if file.exists() and dvc_command.RUN not in os.environ else "",
     )
     lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
     outcome_report.show_in_prefect(recipe, run, said, places, lost)

@@ -128,9 +128,11 @@ class Places:
     """Where a person goes on to look: addresses, "" where there is none."""
 
     mlflow: str = ""  # the run
+    server: str = ""  # of Prefect, which serves the next two
     page: str = ""  # of the run
     question: str = ""  # in the page
     which: str = ""  # the question, in words
+    file: str = ""  # of the page, where it stays
 
 
 def show_in_prefect(
@@ -144,23 +146,26 @@ def show_in_prefect(
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
+    verdict = _read(RunFolders(recipe).verdict)
     try:
         if text := _shown(recipe, run, said, places, lost):
-            create_markdown_artifact(text, key=f"outcome-{key}", description="what came out")
+            summary = outcome_words.sentence(verdict) or "what came out"
+            create_markdown_artifact(text, key=f"outcome-{key}", description=summary)
         if places.mlflow:
             create_link_artifact(places.mlflow, link_text="the run in MLflow", key=f"mlflow-{key}")
     except Exception as error:  # whatever it is, the run has its results
         if not getattr(error, "is_said", False):  # flows/workers/outages.py
             log.warning("Prefect's server did not take the artifacts of the run: %s", error)
-    if verdict := _read(RunFolders(recipe).verdict):
+    if verdict:
         promote = str(verdict["promote"]).lower()
+        page = places.question or places.page
         payload = {
             "promote": verdict["promote"],
             "reason": verdict["reason"],
             "commit": run.commit,
             "words": "\n".join(said),
             "mlflow": places.mlflow,
-            "page": places.question or places.page,
+            "page": places.server + page if page else "",
         }
         prefect_events.emit(prefect_events.VERDICT, recipe, {"beamline.promote": promote}, payload)
 
@@ -180,7 +185,7 @@ def _shown(
         return ""
     parts = [
         "\n".join(f"- {line}" for line in said),
-        _links(recipe, places),
+        _links(places),
         _changed(recipe, run),
         _lost(lost),
         table.read_text(),
@@ -188,14 +193,14 @@ def _shown(
     return "\n\n".join(filter(None, parts))
 
 
-def _links(recipe: str, places: Places) -> str:
-    """Return the addresses of a run; the page is also a file of the checkout that has run."""
-    file = RunFolders(recipe).reports / "page.html"
+def _links(places: Places) -> str:
+    """Return where to look, the question to begin with first."""
+    first = f"[{places.which}]({places.question})" if places.question else places.which
     links = [
-        f"[{places.which}]({places.question})" if places.question else places.which,
+        f"Begin with {first}" if first else "",
         f"[the page of the run]({places.page})" if places.page else "",
         f"[the run in MLflow]({places.mlflow})" if places.mlflow else "",
-        f"`{file}`" if file.exists() else "",
+        f"`{places.file}`" if places.file else "",
     ]
     return " · ".join(filter(None, links))
 

@@ -61,7 +61,7 @@ def _success(measured: Measured, against: str) -> str:
     shown = _percent(agents["trained"], ".1f", " %")
     if against not in agents:
         return f"success {shown}"
-    text = f"success {100 * agents[against]['mean']:.1f} → {shown}, {against} → trained"
+    text = f"success {100 * agents[against]['mean']:.1f} % ({against}) → {shown} (trained)"
     gained = measured.get("differences", {}).get("success", {}).get(against)
     if not gained:
         return text
@@ -69,7 +69,8 @@ def _success(measured: Measured, against: str) -> str:
 
 
 def _percent(values: Mapping[str, float], form: str, unit: str) -> str:
-    mean, low, high = (100 * values[name] for name in ("mean", "low", "high"))
+    # none of them is a minus zero
+    mean, low, high = (round(100 * values[name], 1) + 0.0 for name in ("mean", "low", "high"))
     return f"{mean:{form}}{unit} [{low:.1f}, {high:.1f}]"
 
 
@@ -84,12 +85,14 @@ def _kinds(measured: Measured, against: str) -> str:
     if not kinds:
         return ""
     beyond = sorted(_beyond_chance(measured, against), key=lambda one: -abs(one[1]))
+    if not beyond:
+        return f"none of {len(kinds)} kinds of question is better or worse beyond chance"
     sides = {
         "better": [f"{kind} {points:+.1f}" for kind, points in beyond if points > 0],
         "worse": [f"{kind} {points:+.1f}" for kind, points in beyond if points < 0],
     }
-    said = [f"{side}: {', '.join(named) or 'none'}" for side, named in sides.items()]
-    return f"kinds of question beyond chance, of {len(kinds)}: {'; '.join(said)}"
+    said = [f"{side} {', '.join(named) or 'none'}" for side, named in sides.items()]
+    return f"of {len(kinds)} kinds of question, beyond chance: {'; '.join(said)}"
 
 
 def _gains_by_kind(measured: Measured, against: str) -> dict[str, Mapping[str, float]]:

@@ -31,7 +31,9 @@ class Progress:
         self.began = self.last_line = time.monotonic()
         self.done_before = self.done_in_line = done
         self.bar: tqdm[Any] | None = (
-            tqdm(desc=name, total=total, initial=done) if sys.stderr.isatty() else None
+            tqdm(desc=name, total=total, initial=done)
+            if sys.stdout.isatty() and sys.stderr.isatty()  # else what is piped has no lines
+            else None
         )
 
     def advance(self, count: int) -> None:

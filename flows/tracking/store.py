@@ -83,8 +83,11 @@ def artifact_of(run: str, name: str) -> bytes | None:
     Raises ConnectionError where the store cannot be read.
     """
     with _reading() as client, tempfile.TemporaryDirectory() as folder:
-        known = client and any(file.path == name for file in client.list_artifacts(run))
-        if client is None or not known:
+        experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+        if client is None or experiment is None:
+            return None
+        known = client.search_runs([experiment.experiment_id], f"attributes.run_id = '{run}'")
+        if not known or name not in {file.path for file in client.list_artifacts(run)}:
             return None
         return Path(client.download_artifacts(run, name, folder)).read_bytes()
 

@@ -193,9 +193,10 @@ def _keep_logs_off_terminal() -> None:
     for name in ("prefect.events.clients", "prefect._internal.concurrency"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # one line for each queued event
     logging.raiseExceptions = False  # or each log that cannot be sent is a line in the terminal
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logger = logging.getLogger(name)
-        logger.setLevel(logging.INFO)
+    # a line for each sub-step, which the graph shows, would hide what a stage prints
+    for name, level in (("flow_runs", logging.INFO), ("task_runs", logging.WARNING)):
+        logger = logging.getLogger(f"prefect.{name}")
+        logger.setLevel(level)
         logger.propagate = False
 
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from flows.host.addresses import address_without_password
 from flows.tracking import store
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]  # of ASGI
@@ -55,19 +56,24 @@ def _page(path: str) -> tuple[int, bytes, bytes]:
     return 200, b"text/html; charset=utf-8", page
 
 
-def link(run: str | None, fragment: str = "") -> str:
-    """Return the address of a run's page on the Prefect server of this process, without its host.
-
-    A tunnel may give the server another one. "" where that server serves no such pages, or is away.
-    """
-    import httpx
+def server() -> str:
+    """Return the address of the Prefect server of this process; "" where it has none."""
     from prefect.settings import PREFECT_API_URL
 
-    address = PREFECT_API_URL.value()
-    if not run or not address:
+    return address_without_password((PREFECT_API_URL.value() or "").removesuffix("/api"))
+
+
+def path_of(run: str | None) -> str:
+    """Return where the Prefect server of this process serves a run's page, without its host.
+
+    A tunnel may give the server another host. "" where it serves no such pages, or is away.
+    """
+    import httpx
+
+    if not run or not server():
         return ""
     try:
-        answer = httpx.get(address.removesuffix("/api") + PATH, timeout=TIMEOUT)
+        answer = httpx.get(server() + PATH, timeout=TIMEOUT)
     except httpx.HTTPError:
         return ""
-    return f"{PATH}{run}{fragment}" if answer.content == ABOUT else ""
+    return PATH + run if answer.content == ABOUT else ""

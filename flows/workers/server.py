@@ -132,6 +132,7 @@ def _environment(kind: str, port: int) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{HOME / 'prefect.db'}",
         "PREFECT_SERVER_DATABASE_MIGRATE_ON_START": "false",  # _migrate does, and faster
         "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # where a page is read (run_pages.py)
         "PREFECT_UI_API_URL": "/api",  # of the page's own host: a tunnel may have another port
     }
     if kind == "run":  # nothing to react to, nothing to clean up within one run

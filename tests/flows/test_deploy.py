@@ -31,10 +31,10 @@ INSTALL = """
 import sys
 from pathlib import Path
 from flows.workers import automations
-lost, again = automations.declared(Path(sys.argv[1]))
+lost, again, *telling = automations.declared(Path(sys.argv[1]))
 lost["trigger"]["within"] = 40
 for _ in range(2):
-    automations.install([lost, again])
+    automations.install([lost, again, *telling])
 """
 
 CANCELLED = {"type": {"any_": ["CANCELLED"]}}
@@ -216,7 +216,7 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     let_go(team, "first", "later")
 
     def ended():
-        runs = read("flow_runs/filter", flow_runs={"name": {"any_": ["retraining toy"]}})
+        runs = read("flow_runs/filter", flow_runs={"name": {"any_": ["retraining toy seed=5"]}})
         over = [run for run in runs if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
         return over and over[0]
 
@@ -238,7 +238,7 @@ def test_scheduled_run_sends_a_stage_to_another_pool(team, service):
     [sent] = read("flow_runs/filter", flow_runs={"name": {"any_": ["later@toy"]}})
     assert sent["state_type"] == "COMPLETED"
     assert sent["parent_task_run_id"], "it is in the tree of the run that has sent it"
-    [inner] = read("flow_runs/filter", flow_runs={"name": {"any_": ["retrain toy"]}})
+    [inner] = read("flow_runs/filter", flow_runs={"name": {"any_": ["retrain toy seed=5"]}})
     assert inner["parent_task_run_id"], "and that one in the tree of the schedule's"
 
 

@@ -56,8 +56,8 @@ def test_a_run_its_tree_in_the_ui_and_the_calls_after_it(project, api, capsys):
     graph = httpx.get(f"{api}/flow_runs/{parent['id']}/graph-v2").json()
     nodes = [(node["kind"], node["label"], node["state_type"]) for _, node in graph["nodes"]]
     assert nodes == [
-        ("flow-run", "first / first toy", "COMPLETED"),
-        ("flow-run", "later / later toy", "COMPLETED"),
+        ("flow-run", "first / toy: first", "COMPLETED"),
+        ("flow-run", "later / toy: later", "COMPLETED"),
     ]
     for _, node in graph["nodes"]:
         [inner] = read("task_runs/filter", flow_runs={"id": {"any_": [node["id"]]}})

@@ -160,7 +160,7 @@ class Log:
     """A run of MLflow that keeps what it is told."""
 
     def __init__(self):
-        self.metrics, self.tags = [], {}
+        self.metrics, self.tags, self.commit = [], {}, ""
 
     def log_metrics(self, values, step, at):
         self.metrics.append((values, step, at))

@@ -10,6 +10,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.context import refresh_global_settings_context
 
 from flows.tracking import outcome_report, store
+from flows.tracking.outcome_report import Places
 from flows.tracking.run import start_run
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -89,22 +90,38 @@ def test_pages_of_runs(folder, client):
     assert store.page_of("http://here", "nobody") is None
 
 
-def test_flow_run_has_the_table_and_the_link(finished, api, monkeypatch):
+def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, monkeypatch):
+    """The state of MLflow decides what a run changes: the run before may be another one's."""
     monkeypatch.setenv("PREFECT_API_URL", api)
     refresh_global_settings_context()
+    kinds = {"recipe": "toy", store.KIND_TAG: store.PIPELINE}
+    runs = [start_run(f"toy {number}", kinds) for number in range(2)]
+    for run, rate in zip(runs, ("0.1", "a|b"), strict=True):
+        run.log_params({"reinforce": {"rate": rate, "steps": 5}})
+    places = Places("http://here/#/page", "http://prefect", "/page/1", "/page/1#q", "train-7 (sum)")
 
     @flow(name="outcome")
     def ending():
-        outcome_report.show_in_prefect("qwen2.5_toy", "http://here/#/page")
-        outcome_report.show_in_prefect("toy", None)
-        return 1
+        said = outcome_report.words("toy", runs[1], {"prepare": 2.0})
+        outcome_report.show_in_prefect("toy", runs[1], said, places, [("test-3", "sum")])
+        outcome_report.show_in_prefect("qwen2.5_toy", runs[1], [], Places(), [])
 
     state = ending(return_state=True)
-    with SyncPrefectClient(api) as client:
+    with SyncPrefectClient(api) as prefect:
         of_run = ArtifactFilter(
             flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
         )
-        found = {made.key: made for made in client.read_artifacts(artifact_filter=of_run)}
-    assert set(found) == {"mlflow-qwen2-5-toy", "outcome-toy"}
-    assert "http://here/#/page" in found["mlflow-qwen2-5-toy"].data
-    assert "Verdict: promote: every gate passed" in found["outcome-toy"].data
+        found = {made.key: made for made in prefect.read_artifacts(artifact_filter=of_run)}
+    assert set(found) == {"mlflow-toy", "outcome-toy"}, "the other recipe has nothing to show"
+    assert "http://here/#/page" in found["mlflow-toy"].data
+    assert found["outcome-toy"].description == "verdict: promote: every gate passed"
+    assert found["outcome-toy"].data.split("\n\n") == [
+        "- success 50.0 % (cold start) → 75.0 % [70.0, 80.0] (trained)\n"
+        "- verdict: promote: every gate passed\n- took 2 s: prepare 2 s",
+        "Begin with [train-7 (sum)](/page/1#q) · [the page of the run](/page/1) · "
+        "[the run in MLflow](http://here/#/page)",
+        "| differs from the run before | toy 0 | now |\n|---|---|---|\n"
+        "| `reinforce.rate` | `0.1` | `a\\|b` |",
+        "Held-out questions that are answered worse than before: test-3 (sum).",
+        Path("reports/toy/table.md").read_text(),
+    ]

@@ -83,11 +83,13 @@ def test_reused_work_is_not_none_done(capsys):
     )
 
 
-def test_terminal_shows_a_bar():
+def test_terminal_shows_a_bar_and_a_log_has_lines(tmp_path):
     code = """if True:
+        import logging
         from flows.tracking.progress import Progress
         work = Progress("rollout", total=4, done=1)
         work.note(loss=0.5)
+        logging.basicConfig(level="INFO", filename="log", format="%(message)s")
         work.advance(3)
         work.close()
     """
@@ -96,14 +98,17 @@ def test_terminal_shows_a_bar():
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
+        stdout=theirs,
         stderr=theirs,
+        cwd=tmp_path,
         timeout=600,
     )
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()
     os.close(ours)
-    assert (ran.returncode, ran.stdout) == (0, b"")
+    assert ran.returncode == 0
+    assert "rollout: 4 of 4" not in shown, "the line is rewritten in place"
     assert "rollout: 100%" in shown
     assert "4/4" in shown
     assert "loss=0.5" in shown
+    assert (tmp_path / "log").read_text() == "rollout: 4 of 4, loss 0.5\n"

@@ -85,6 +85,7 @@ def test_stages_of_a_run_share_one_wait(lost, way, capsys):
 
     @flow(name="first")
     def first(recipe):
+        print("it goes on")
         ran.append((recipe, work(), flow_run.id))
 
     served = lost(way)
@@ -97,7 +98,9 @@ def test_stages_of_a_run_share_one_wait(lost, way, capsys):
 
     assert ran == [("toy", "done", None)] * 3
     assert time.monotonic() - began < 10
-    lines = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out == "it goes on\n" * 3
+    lines = printed.err.splitlines()
     said = [line for line in lines if "is away" in line]
     assert len(said) == (2 if way == "is full" else 1), lines
     assert all(f"{served.server_port}/api is away (" in line for line in said)

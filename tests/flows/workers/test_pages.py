@@ -16,7 +16,8 @@ import pytest
 from prefect.context import refresh_global_settings_context
 
 from flows.commands import ui
-from flows.workers import connection
+from flows.tracking.run import start_run
+from flows.workers import connection, run_pages
 from flows.workers.server import HOSTS
 from tests import toy_project as toy
 
@@ -82,6 +83,41 @@ def test_both_uis_are_shown_and_a_second_call_names_them(shown, place, monkeypat
             signal.signal(number, handler)
     refresh_global_settings_context()
     assert f"{prefect}/api" in capsys.readouterr().err
+
+
+def test_page_of_a_run_is_served_in_a_sandbox(shown, place, monkeypatch):
+    """Its address has no host: what opens it may be the end of a tunnel."""
+    monkeypatch.chdir(place)
+    server = f"http://127.0.0.1:{shown['Prefect']}"
+    with patch.dict(os.environ, toy.environment(PREFECT_API_URL=f"{server}/api"), clear=True):
+        run = start_run("toy", {"recipe": "toy"})
+        (place / "page.html").write_text("<p>trees</p>")
+        run.log_file(place / "page.html")
+        without = start_run("toy", {"recipe": "toy"})
+        refresh_global_settings_context()
+        path = run_pages.path_of(run.id)
+    refresh_global_settings_context()
+    assert path == f"/page/{run.id}"
+    answer = httpx.get(server + path)
+    assert (answer.status_code, answer.text) == (200, "<p>trees</p>")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "sandbox allow-scripts" in answer.headers["content-security-policy"]
+    assert "allow-same-origin" not in answer.headers["content-security-policy"]
+    for nobody in (without.id, "0" * 32, "x/../../etc/passwd"):
+        refused = httpx.get(f"{server}/page/{nobody}")
+        assert "trees" not in refused.text
+        assert refused.status_code == 404
+    assert "`beamline page <recipe>`" in httpx.get(f"{server}/page/{without.id}").text
+    assert httpx.get(server + path, headers={"Host": f"{EVIL}:4200"}).status_code == 403
+
+
+def test_a_server_without_pages_gets_no_link(shown, monkeypatch):
+    """As one of `prefect server start`; MLflow's answers any path, too."""
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{shown['MLflow']}/api")
+    refresh_global_settings_context()
+    assert run_pages.path_of("0" * 32) == ""
+    monkeypatch.delenv("PREFECT_API_URL")
+    refresh_global_settings_context()
 
 
 CALLS = {

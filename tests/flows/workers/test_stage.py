@@ -1,4 +1,6 @@
+import logging
 import sys
+import threading
 import uuid
 
 import httpx
@@ -6,6 +8,7 @@ import pytest
 from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import refresh_global_settings_context
+from prefect.runtime import flow_run
 from prefect.states import Pending
 
 from flows.workers import stage
@@ -29,11 +32,44 @@ def reported(project, api, monkeypatch):
 def test_stage_alone_is_a_flow_run(project, api):
     ran = toy.run(project, sys.executable, "first.py", "toy", PREFECT_API_URL=api)
     assert (ran.returncode, ran.stdout) == (0, "first has run\n")
-    filters = {"name": {"any_": ["first toy"]}, "parent_task_run_id": {"is_null_": True}}
+    filters = {"name": {"any_": ["toy: first"]}, "parent_task_run_id": {"is_null_": True}}
     body = {"flow_runs": filters, "sort": "START_TIME_DESC"}
     found = httpx.post(f"{api}/flow_runs/filter", json=body).json()[0]
     assert found["state_type"] == "COMPLETED"
     assert found["parameters"] == {"recipe": "toy"}
+    assert "first has run" in logged(api, found["id"])
+
+
+def logged(api, flow_run):
+    """The log of a flow run."""
+    body = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
+    return [entry["message"] for entry in httpx.post(f"{api}/logs/filter", json=body).json()]
+
+
+def test_log_of_a_flow_run_has_what_is_printed_and_what_is_warned(reported, api, capsys):
+    ran = []
+
+    @flow(name="first")
+    def printing(recipe: str) -> None:
+        ran.append(flow_run.id)
+        print("iteration", 1, end="")
+        print(", reward 0.5\n\nhalf a line", end="")
+        thread = threading.Thread(target=print, args=(" of a thread",))
+        thread.start()
+        thread.join()
+        logging.getLogger("flows.tracking.run").warning("a message was dropped")
+        logging.getLogger("somebody.else").warning("what no one asked for")
+
+    for _ in range(2):
+        assert stage.run(printing, "toy") == 0
+    print("after it")
+    lines = ["iteration 1, reward 0.5", "half a line of a thread", "a message was dropped"]
+    for number in ran:
+        begins, *between, ends = logged(api, number)
+        assert between == lines
+        assert begins.startswith("Beginning flow run") and ends.startswith("Finished in state")
+    once = "iteration 1, reward 0.5\n\nhalf a line of a thread\n"
+    assert capsys.readouterr().out == once * 2 + "after it\n"
 
 
 def test_stage_of_a_run_is_a_child_of_its_task_run(reported, api, monkeypatch):
@@ -50,7 +86,7 @@ def test_stage_of_a_run_is_a_child_of_its_task_run(reported, api, monkeypatch):
         child = client.read_flow_run(told.state.state_details.child_flow_run_id)
     assert told.state.is_completed()
     assert child.parent_task_run_id == task_run.id
-    assert child.name == "first toy"
+    assert child.name == "toy: first"
     assert child.state.is_completed()
 
 
