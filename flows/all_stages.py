@@ -147,7 +147,8 @@ def show(recipe: str, run: Run, said: Sequence[str]) -> None:
         file=file.as_posix() if file.exists() and dvc_command.RUN not in os.environ else "",
     )
     lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
-    outcome_report.show_in_prefect(recipe, run, said, places, lost)
+    above = os.environ.get(PARENT_TASK_RUN)
+    outcome_report.show_in_prefect(recipe, run, said, places, lost, above)
 
 
 def write_page(name: str, recipe: Recipe, run: Run) -> None:

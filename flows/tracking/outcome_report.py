@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from flows.tracking import outcome_words, prefect_events, run_before, store
 from flows.tracking.run import Run
@@ -136,21 +137,29 @@ class Places:
 
 
 def show_in_prefect(
-    recipe: str, run: Run, said: Sequence[str], places: Places, lost: Sequence[tuple[str, str]]
+    recipe: str,
+    run: Run,
+    said: Sequence[str],
+    places: Places,
+    lost: Sequence[tuple[str, str]],
+    above: str | None = None,
 ) -> None:
     """Add what came out to the flow run of this process, and tell Prefect's automations.
 
     ``said``: lines in words. ``lost``: held-out questions that are answered no longer, with kinds.
-    A fault of Prefect's server does not end a run that has its results.
+    ``above``: the task run that has started this process, whose flow run shows it, too. A fault of Prefect's server does not end a run that has its results.
     """
-    from prefect.artifacts import create_link_artifact, create_markdown_artifact
+    from prefect.artifacts import MarkdownArtifact, create_link_artifact
 
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
     verdict = _read(RunFolders(recipe).verdict)
     try:
         if text := _shown(recipe, run, said, places, lost):
             summary = outcome_words.sentence(verdict) or "what came out"
-            create_markdown_artifact(text, key=f"outcome-{key}", description=summary)
+            for ids in [_ids_of(above), {}] if above else [{}]:
+                MarkdownArtifact(
+                    key=f"outcome-{key}", description=summary, markdown=text, **ids
+                ).create()
         if places.mlflow:
             create_link_artifact(places.mlflow, link_text="the run in MLflow", key=f"mlflow-{key}")
     except Exception as error:  # whatever it is, the run has its results
@@ -168,6 +177,15 @@ def show_in_prefect(
             "page": places.server + page if page else "",
         }
         prefect_events.emit(prefect_events.VERDICT, recipe, {"beamline.promote": promote}, payload)
+
+
+def _ids_of(task_run: str) -> dict[str, UUID | None]:
+    """Return the ids with which an artifact belongs to a task run."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.read_task_run(UUID(task_run))
+    return {"task_run_id": found.id, "flow_run_id": found.flow_run_id}
 
 
 def is_rejected(recipe: str) -> str:
