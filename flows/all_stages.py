@@ -125,7 +125,7 @@ def retrain(recipe: str = "tiny") -> State[Any] | None:
         said = outcome_report.words(recipe, run, seconds)
         print("", *said, sep="\n", flush=True)
         show(recipe, run, said)
-    if reason := outcome_report.is_rejected(recipe):
+    if reason := outcome_report.rejection(recipe):
         return Completed(name=REJECTED, message=reason)
     return None
 
@@ -138,7 +138,9 @@ def show(recipe: str, run: Run, said: Sequence[str]) -> None:
     worst = fallen.worst(recipe, outcome_report.worse_kinds(recipe))
     file = Path(PAGE.format(recipe))
     page, place = run_pages.path_of(run.id), fallen.fragment(recipe, worst) if worst else ""
-    places = outcome_report.Places(
+    found = outcome_report.Findings(
+        words=said,
+        lost=fallen.lost(recipe, outcome_report.compared_with(recipe)),
         mlflow=store.page_of(ui_address(), run.id) or "",
         server=run_pages.server() if page else "",
         page=page,
@@ -146,9 +148,8 @@ def show(recipe: str, run: Run, said: Sequence[str]) -> None:
         which=fallen.sentence(worst) if worst else "",
         file=file.as_posix() if file.exists() and dvc_command.RUN not in os.environ else "",
     )
-    lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
-    above = os.environ.get(PARENT_TASK_RUN)
-    outcome_report.show_in_prefect(recipe, run, said, places, lost, above)
+    outcome_report.show_in_prefect(recipe, run, found, os.environ.get(PARENT_TASK_RUN))
+    outcome_report.emit_verdict(recipe, run, found)
 
 
 def write_page(name: str, recipe: Recipe, run: Run) -> None:

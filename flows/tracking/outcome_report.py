@@ -125,100 +125,102 @@ def _alarms(run: Run) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a person goes on to look: addresses, "" where there is none."""
+class Findings:
+    """What came out of a run, and where a person goes on to look; addresses may be ""."""
 
+    words: Sequence[str] = ()
+    lost: Sequence[tuple[str, str]] = ()  # held-out questions answered worse, with their kinds
     mlflow: str = ""  # the run
     server: str = ""  # of Prefect, which serves the next two
     page: str = ""  # of the run
-    question: str = ""  # in the page
+    question: str = ""  # in the page, with which to begin
     which: str = ""  # the question, in words
     file: str = ""  # of the page, where it stays
 
 
-def show_in_prefect(
-    recipe: str,
-    run: Run,
-    said: Sequence[str],
-    places: Places,
-    lost: Sequence[tuple[str, str]],
-    above: str | None = None,
-) -> None:
-    """Add what came out to the flow run of this process, and tell Prefect's automations.
+def show_in_prefect(recipe: str, run: Run, found: Findings, above: str | None = None) -> None:
+    """Add what came out to the flow run of this process.
 
-    ``said``: lines in words. ``lost``: held-out questions that are answered no longer, with kinds.
-    ``above``: the task run that has started this process, whose flow run shows it, too. A fault of Prefect's server does not end a run that has its results.
+    ``above``: the task run that has started this process, whose flow run shows it, too. A fault of
+    Prefect's server does not end a run that has its results.
     """
     from prefect.artifacts import MarkdownArtifact, create_link_artifact
 
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
-    verdict = _read(RunFolders(recipe).verdict)
     try:
-        if text := _shown(recipe, run, said, places, lost):
-            summary = outcome_words.sentence(verdict) or "what came out"
-            for ids in [_ids_of(above), {}] if above else [{}]:
+        if text := _shown(recipe, run, found):
+            verdict = outcome_words.sentence(_read(RunFolders(recipe).verdict))
+            for task_run, flow_run in [(None, None), *([_ids_of(above)] if above else [])]:
                 MarkdownArtifact(
-                    key=f"outcome-{key}", description=summary, markdown=text, **ids
+                    key=f"outcome-{key}",
+                    description=verdict or "what came out",
+                    markdown=text,
+                    task_run_id=task_run,
+                    flow_run_id=flow_run,
                 ).create()
-        if places.mlflow:
-            create_link_artifact(places.mlflow, link_text="the run in MLflow", key=f"mlflow-{key}")
+        if found.mlflow:
+            create_link_artifact(found.mlflow, link_text="the run in MLflow", key=f"mlflow-{key}")
     except Exception as error:  # whatever it is, the run has its results
         if not getattr(error, "is_said", False):  # flows/workers/outages.py
             log.warning("Prefect's server did not take the artifacts of the run: %s", error)
-    if verdict:
-        promote = str(verdict["promote"]).lower()
-        page = places.question or places.page
-        payload = {
-            "promote": verdict["promote"],
-            "reason": verdict["reason"],
-            "commit": run.commit,
-            "words": "\n".join(said),
-            "mlflow": places.mlflow,
-            "page": places.server + page if page else "",
-        }
-        prefect_events.emit(prefect_events.VERDICT, recipe, {"beamline.promote": promote}, payload)
 
 
-def _ids_of(task_run: str) -> dict[str, UUID | None]:
-    """Return the ids with which an artifact belongs to a task run."""
+def emit_verdict(recipe: str, run: Run, found: Findings) -> None:
+    """Tell Prefect's automations about the verdict of a run, where there is one."""
+    verdict = _read(RunFolders(recipe).verdict)
+    if not verdict:
+        return
+    page = found.question or found.page
+    payload = {
+        "promote": verdict["promote"],
+        "reason": verdict["reason"],
+        "commit": run.commit,
+        "words": "\n".join(found.words),
+        "mlflow": found.mlflow,
+        "page": found.server + page if page else "",
+    }
+    labels = {"beamline.promote": str(verdict["promote"]).lower()}
+    prefect_events.emit(prefect_events.VERDICT, recipe, labels, payload)
+
+
+def _ids_of(task_run: str) -> tuple[UUID, UUID | None]:
+    """Return the ids of a task run and of its flow run."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         found = client.read_task_run(UUID(task_run))
-    return {"task_run_id": found.id, "flow_run_id": found.flow_run_id}
+    return found.id, found.flow_run_id
 
 
-def is_rejected(recipe: str) -> str:
+def rejection(recipe: str) -> str:
     """Return why the last run of a recipe here is not to be promoted; "" where it is."""
     verdict = _read(RunFolders(recipe).verdict)
     return str(verdict["reason"]) if verdict and not verdict["promote"] else ""
 
 
-def _shown(
-    recipe: str, run: Run, said: Sequence[str], places: Places, lost: Sequence[tuple[str, str]]
-) -> str:
+def _shown(recipe: str, run: Run, found: Findings) -> str:
     """Return what came out as Markdown: in words, where to look, what was changed, the table."""
     table = RunFolders(recipe).table
     if not table.exists():
         return ""
     parts = [
-        "\n".join(f"- {line}" for line in said),
-        _links(places),
+        "\n".join(f"- {line}" for line in found.words),
+        _links(found),
         _changed(recipe, run),
-        _lost(lost),
+        _lost(found.lost),
         table.read_text(),
     ]
     return "\n\n".join(filter(None, parts))
 
 
-def _links(places: Places) -> str:
+def _links(found: Findings) -> str:
     """Return where to look, the question to begin with first."""
-    first = f"[{places.which}]({places.question})" if places.question else places.which
+    first = f"[{found.which}]({found.question})" if found.question else found.which
     links = [
         f"Begin with {first}" if first else "",
-        f"[the page of the run]({places.page})" if places.page else "",
-        f"[the run in MLflow]({places.mlflow})" if places.mlflow else "",
-        f"`{places.file}`" if places.file else "",
+        f"[the page of the run]({found.page})" if found.page else "",
+        f"[the run in MLflow]({found.mlflow})" if found.mlflow else "",
+        f"`{found.file}`" if found.file else "",
     ]
     return " · ".join(filter(None, links))
 

@@ -10,7 +10,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.context import refresh_global_settings_context
 
 from flows.tracking import outcome_report, store
-from flows.tracking.outcome_report import Places
+from flows.tracking.outcome_report import Findings
 from flows.tracking.run import start_run
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
@@ -98,13 +98,20 @@ def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, mon
     runs = [start_run(f"toy {number}", kinds) for number in range(2)]
     for run, rate in zip(runs, ("0.1", "a|b"), strict=True):
         run.log_params({"reinforce": {"rate": rate, "steps": 5}})
-    places = Places("http://here/#/page", "http://prefect", "/page/1", "/page/1#q", "train-7 (sum)")
+    places = {"server": "http://prefect", "page": "/page/1", "question": "/page/1#q"}
 
     @flow(name="outcome")
     def ending():
         said = outcome_report.words("toy", runs[1], {"prepare": 2.0})
-        outcome_report.show_in_prefect("toy", runs[1], said, places, [("test-3", "sum")])
-        outcome_report.show_in_prefect("qwen2.5_toy", runs[1], [], Places(), [])
+        found = Findings(
+            words=said,
+            lost=[("test-3", "sum")],
+            mlflow="http://here/#/page",
+            which="train-7 (sum)",
+            **places,
+        )
+        outcome_report.show_in_prefect("toy", runs[1], found)
+        outcome_report.show_in_prefect("qwen2.5_toy", runs[1], Findings())
 
     state = ending(return_state=True)
     with SyncPrefectClient(api) as prefect:

@@ -13,7 +13,7 @@ from prefect.context import refresh_global_settings_context
 
 from flows.tracking import alarm_report, outcome_report
 from flows.tracking.alarms import Alarm
-from flows.tracking.outcome_report import Places
+from flows.tracking.outcome_report import Findings
 from flows.tracking.run import start_run
 from flows.workers import automations, connection, server
 from tests import toy_project as toy
@@ -88,10 +88,10 @@ def test_people_are_told_about_rejections_alarms_and_failures(reacting, chat, ca
     @flow(name="retrain")
     def ending():
         run = start_run("toy", {"mlflow.source.git.commit": "c" * 40})
-        places = Places(server="http://here", page="/page/1", question="/page/1#question=2")
+        found = Findings(["success 3 → 2 %"], server="http://here", question="/page/1#question=2")
         for promote in (True, False):  # nobody is told about the first
             judged(reacting, promote)
-            outcome_report.show_in_prefect("toy", run, ["success 3 → 2 %"], places, [])
+            outcome_report.emit_verdict("toy", run, found)
         alarm_report._emit("toy", Alarm("no_spread", 7, "all rewards are equal"), run.commit)
 
     @flow(name="retraining", flow_run_name="retraining toy")
