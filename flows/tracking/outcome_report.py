@@ -150,12 +150,11 @@ def show_in_prefect(recipe: str, run: Run, found: Findings, above: str | None = 
     try:
         if text := _shown(recipe, run, found):
             verdict = outcome_words.sentence(_read(RunFolders(recipe).verdict))
-            for task_run, flow_run in [(None, None), *([_ids_of(above)] if above else [])]:
+            for flow_run in [None, *([_flow_run_of(above)] if above else [])]:  # None: this one
                 MarkdownArtifact(
                     key=f"outcome-{key}",
                     description=verdict or "what came out",
                     markdown=text,
-                    task_run_id=task_run,
                     flow_run_id=flow_run,
                 ).create()
         if found.mlflow:
@@ -183,13 +182,12 @@ def emit_verdict(recipe: str, run: Run, found: Findings) -> None:
     prefect_events.emit(prefect_events.VERDICT, recipe, labels, payload)
 
 
-def _ids_of(task_run: str) -> tuple[UUID, UUID | None]:
-    """Return the ids of a task run and of its flow run."""
+def _flow_run_of(task_run: str) -> UUID | None:
+    """Return the id of the flow run that a task run belongs to."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        found = client.read_task_run(UUID(task_run))
-    return found.id, found.flow_run_id
+        return client.read_task_run(UUID(task_run)).flow_run_id
 
 
 def rejection(recipe: str) -> str:

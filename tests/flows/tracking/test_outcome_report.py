@@ -4,16 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.context import refresh_global_settings_context
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run, task_run
 
 from flows.tracking import outcome_report, store
 from flows.tracking.outcome_report import Findings
 from flows.tracking.run import start_run
+from flows.workers import connection
 from tasks.trees.tables import save_questions
 from tasks.trees.tree import Question
+from tests.waiting import wait_until
 
 PANEL = {"digest": "d" * 64, "of": {"digest": "e" * 64, "tasks": 900}}
 MEASURED = {
@@ -90,6 +94,13 @@ def test_pages_of_runs(folder, client):
     assert store.page_of("http://here", "nobody") is None
 
 
+def is_recorded(prefect, task_run):
+    try:
+        return bool(prefect.read_task_run(task_run))
+    except ObjectNotFound:  # the server makes it of events
+        return False
+
+
 def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, monkeypatch):
     """The state of MLflow decides what a run changes: the run before may be another one's."""
     monkeypatch.setenv("PREFECT_API_URL", api)
@@ -99,6 +110,17 @@ def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, mon
     for run, rate in zip(runs, ("0.1", "a|b"), strict=True):
         run.log_params({"reinforce": {"rate": rate, "steps": 5}})
     places = {"server": "http://prefect", "page": "/page/1", "question": "/page/1#q"}
+
+    above = []
+
+    @task
+    def starting():
+        above.append(task_run.id)
+
+    @flow(name="schedule")
+    def schedule():
+        starting()
+        return flow_run.id
 
     @flow(name="outcome")
     def ending():
@@ -110,16 +132,21 @@ def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, mon
             which="train-7 (sum)",
             **places,
         )
-        outcome_report.show_in_prefect("toy", runs[1], found)
+        outcome_report.show_in_prefect("toy", runs[1], found, *above)
         outcome_report.show_in_prefect("qwen2.5_toy", runs[1], Findings())
 
-    state = ending(return_state=True)
-    with SyncPrefectClient(api) as prefect:
+    with connection.prefect_server(), SyncPrefectClient(api) as prefect:
+        scheduled = schedule()
+        wait_until(lambda: is_recorded(prefect, *above))
+        state = ending(return_state=True)
+        its_own = ArtifactFilterFlowRunId(any_=[scheduled])
+        [shown] = prefect.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=its_own))
         of_run = ArtifactFilter(
             flow_run_id=ArtifactFilterFlowRunId(any_=[state.state_details.flow_run_id])
         )
         found = {made.key: made for made in prefect.read_artifacts(artifact_filter=of_run)}
     assert set(found) == {"mlflow-toy", "outcome-toy"}, "the other recipe has nothing to show"
+    assert (shown.key, shown.data) == ("outcome-toy", found["outcome-toy"].data)
     assert "http://here/#/page" in found["mlflow-toy"].data
     assert found["outcome-toy"].description == "verdict: promote: every gate passed"
     assert found["outcome-toy"].data.split("\n\n") == [
