@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from flows.host.addresses import without_password
 from flows.tracking import outcome_words, prefect_events, run_before, store
 from flows.tracking.run import Run
 from params.run_folders import RunFolders
@@ -247,7 +248,7 @@ def _changed(recipe: str, run: Run) -> str:
 
 def _code(value: str) -> str:
     """Return a value for a cell of a Markdown table."""
-    shown = " ".join(value.split()).replace("|", "\\|").replace("`", "'")
+    shown = " ".join(without_password(value).split()).replace("|", "\\|").replace("`", "'")
     return f"`{shown[:LONGEST_VALUE]}`"
 
 

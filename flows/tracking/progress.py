@@ -14,7 +14,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-LINES = "beamline"  # logger of lines for people; flows/workers/run_log.py sends them to Prefect
+LINES = (
+    "beamline.lines"  # logger of lines for people; flows/workers/run_log.py sends them to Prefect
+)
 SOON, LINE_EVERY = 5.0, 60.0  # seconds between two lines, at least and at most
 SHARE = 0.1  # of the time so far, after which there is another line
 

@@ -107,7 +107,7 @@ def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, mon
     refresh_global_settings_context()
     kinds = {"recipe": "toy", store.KIND_TAG: store.PIPELINE}
     runs = [start_run(f"toy {number}", kinds) for number in range(2)]
-    for run, rate in zip(runs, ("0.1", "a|b"), strict=True):
+    for run, rate in zip(runs, ("0.1", "http://me:pw@a|b"), strict=True):
         run.log_params({"reinforce": {"rate": rate, "steps": 5}})
     places = {"server": "http://prefect", "page": "/page/1", "question": "/page/1#q"}
 
@@ -155,7 +155,7 @@ def test_flow_run_has_what_came_out_and_where_to_look(finished, client, api, mon
         "Begin with [train-7 (sum)](/page/1#q) · [the page of the run](/page/1) · "
         "[the run in MLflow](http://here/#/page)",
         "| differs from the run before | toy 0 | now |\n|---|---|---|\n"
-        "| `reinforce.rate` | `0.1` | `a\\|b` |",
+        "| `reinforce.rate` | `0.1` | `http://a\\|b` |",
         "Held-out questions that are answered worse than before: test-3 (sum).",
         Path("reports/toy/table.md").read_text(),
     ]
