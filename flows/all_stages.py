@@ -135,17 +135,17 @@ def show(recipe: str, run: Run, said: Sequence[str]) -> None:
 
     The folder of a run as a commit is removed at its end; MLflow keeps the page.
     """
-    worst = fallen.worst(recipe, outcome_report.worse_kinds(recipe))
-    file = Path(PAGE.format(recipe))
-    page, place = run_pages.path_of(run.id), fallen.fragment(recipe, worst) if worst else ""
+    lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
+    place, which = fallen.begin(recipe, lost, outcome_report.worse_kinds(recipe))
+    file, page = Path(PAGE.format(recipe)), run_pages.path_of(run.id)
     found = outcome_report.Findings(
         words=said,
-        lost=fallen.lost(recipe, outcome_report.compared_with(recipe)),
+        lost=lost,
         mlflow=store.page_of(ui_address(), run.id) or "",
         server=run_pages.server() if page else "",
         page=page,
         question=page + place if page and place else "",
-        which=fallen.sentence(worst) if worst else "",
+        which=which,
         file=file.as_posix() if file.exists() and dvc_command.RUN not in os.environ else "",
     )
     outcome_report.show_in_prefect(recipe, run, found, os.environ.get(PARENT_TASK_RUN))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -73,12 +73,30 @@ def lost(recipe: str, against: str) -> list[tuple[str, str]]:
     ]
 
 
+def begin(recipe: str, lost: Sequence[tuple[str, str]], kinds: Collection[str]) -> tuple[str, str]:
+    """Return where to begin reading: the place in the run's page, and in words what is there.
+
+    A held-out question that is ``lost`` comes before one of the training; see ``worst``. Both are
+    "" where nothing is worse.
+    """
+    if lost:
+        question, kind = lost[0]
+        which = f"{question} ({kind}) of the evaluation, which was answered before"
+        return _fragment(recipe, traces.EVALUATION, question, 0), which
+    fallen = worst(recipe, kinds)
+    if fallen is None:
+        return "", ""
+    return fragment(recipe, fallen), sentence(fallen)
+
+
 def fragment(recipe: str, fallen: Fallen) -> str:
     """Return the part of an address that opens a question in the page of its run."""
-    _, _, place = traces.place_in_page(
-        recipe, fallen.iteration, fallen.question, fallen.leaf
-    ).partition("#")
-    return f"#{place}"
+    return _fragment(recipe, fallen.iteration, fallen.question, fallen.leaf)
+
+
+def _fragment(recipe: str, iteration: int | str, question: str, leaf: int) -> str:
+    address = traces.place_in_page(recipe, iteration, question, leaf)
+    return "#" + address.partition("#")[2]
 
 
 def sentence(fallen: Fallen) -> str:

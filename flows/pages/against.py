@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from flows.pages import answers, beside, facts, forest, results
-from flows.pages.answers import EVALUATION
 from flows.pages.forest import Block, Tables
 from flows.pages.html_file import as_json, compressed, write
 from flows.pages.page_file import entry, fitting
 from flows.tracking import curve_file
+from flows.tracking.traces import EVALUATION
 from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 
 from flows.pages import beside, forest
 from flows.pages.forest import Block
+from flows.tracking.traces import EVALUATION
 from params.run_folders import RunFolders
 from tasks.ledger import artifacts, records
 from tasks.trees.tree import PROMPT, TURN
 
-EVALUATION = "evaluation"  # the block's name, where others have the number of an iteration
 ROLLOUT = "rollout"
 
 
@@ -79,7 +79,9 @@ def ledger_folders(recipe: str, kept: str, stage: str, verb: str, root: Path) ->
     file = RunFolders(recipe, root).records(kept)
     lines = file.read_text().splitlines() if file.is_file() else []
     known = [record for record in map(json.loads, lines) if record["verb"] == verb]
-    names = [f"{one['iteration']:04d}-{verb}-{one['key']}" for one in known if one["stage"] == stage]
+    names = [
+        f"{one['iteration']:04d}-{verb}-{one['key']}" for one in known if one["stage"] == stage
+    ]
     ledgers = [checkout / artifacts.ROOT / recipe / stage for checkout in (root, Path())]
     found = [[ledger / name for ledger in ledgers if (ledger / name).is_dir()] for name in names]
     return [places[0] for places in found if places]

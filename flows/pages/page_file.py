@@ -11,7 +11,7 @@ from flows.pages.html_file import as_json, compressed, write
 from flows.tracking import store
 from flows.tracking.alarms import Alarm
 from flows.tracking.comparison_tables import Result
-from flows.tracking.traces import PAGE
+from flows.tracking.traces import EVALUATION, PAGE
 from params.schema.recipe import Recipe
 
 COMPARISON = "reports/{}/comparison.html"
@@ -61,7 +61,7 @@ def write_run(
     if evaluated := answers.of_run(name):
         data["changed"] = beside.changed(evaluated)
         data["iterations"].append(entry(evaluated))
-        shown[answers.EVALUATION] = compressed(as_json(evaluated))
+        shown[EVALUATION] = compressed(as_json(evaluated))
     return write(Path(PAGE.format(name)), data, shown)
 
 

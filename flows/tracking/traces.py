@@ -32,6 +32,7 @@ from tasks.trees.words import UNSAFE
 
 AGENT, CHAT_MODEL, TOOL = "AGENT", "CHAT_MODEL", "TOOL"  # kinds of spans, as MLflow names them
 PAGE = "reports/{}/page.html"  # of a run (flows/pages/)
+EVALUATION = "evaluation"  # stands for the number of an iteration in addresses of the page
 TEXT_CHARACTERS = 20_000  # of one text in a span, at most
 PREVIEW_CHARACTERS = 1_000  # of a question, an answer or a tag in a list of traces, at most
 NAME_CHARACTERS = 250
@@ -330,7 +331,10 @@ def trace_id(step: SubStep, trees: str, rewards: str, question: str, leaf: int) 
     return f"tr-{key_of(step, trees, rewards, question, leaf)}"
 
 
-def place_in_page(recipe: str, iteration: int, question: str, leaf: int) -> str:
-    """Return the address of a trajectory in the page of its run, as seen from the checkout."""
+def place_in_page(recipe: str, iteration: int | str, question: str, leaf: int) -> str:
+    """Return the address of a trajectory in the page of its run, as seen from the checkout.
+
+    ``iteration``: its number, or EVALUATION.
+    """
     fragment = urlencode({"iteration": iteration, "question": question, "leaf": leaf})
     return f"{PAGE.format(recipe)}#{fragment}"

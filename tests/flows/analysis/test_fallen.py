@@ -67,5 +67,11 @@ def test_held_out_questions_that_are_lost(tmp_path, monkeypatch):
         for agent, success in (("champion", before), ("trained", now), ("cold start", False))
     ]
     pq.write_table(pa.Table.from_pylist(rows), "data/toy/evaluation.parquet")
-    assert fallen.lost("toy", "champion") == [("1", "sum")]
+    lost = fallen.lost("toy", "champion")
+    assert lost == [("1", "sum")]
+    assert fallen.begin("toy", lost, []) == (
+        "#iteration=evaluation&question=1&leaf=0",
+        "1 (sum) of the evaluation, which was answered before",
+    )
+    assert fallen.begin("toy", [], []) == ("", "")
     assert fallen.lost("toy", "cold start") == []
