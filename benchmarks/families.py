@@ -171,7 +171,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:70]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:50]
 
 
 # ---------------------------------------------------------------- the table
@@ -194,7 +194,8 @@ def row_of(each: Family) -> str:
     if each.fault:
         learner = f"not measured: {each.fault}".replace("|", "/")
     faster = "" if each.faster is None else f"{each.faster:.1f}"
-    form = f"{each.learner}: {each.reason}" if each.reason else each.learner
+    reason = each.reason.removeprefix(f"the architecture {each.name}").lstrip(", ")
+    form = f"{each.learner}: {reason or 'not tried as trees'}" if each.reason else each.learner
     cells = [each.layers, form, learner, gradient, faster, each.sampler, sampler]
     return f"| {' | '.join([f'`{each.name}`', *cells])} |"
 
