@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -170,10 +171,18 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:120]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:50]
 
 
 # ---------------------------------------------------------------- the table
+
+
+REFUSED = re.compile(r"\| `.*` \|  \| refused: (.*) \|  \|  \|  \| refused \|  \|")
+
+
+def refused_row(name: str, reason: str) -> str:
+    """Return the row of a family that is refused, as ``row_of`` writes it."""
+    return row_of(Family(name, "", f"refused: {reason}", "refused", {}, ""))
 
 
 def row_of(each: Family) -> str:
@@ -185,7 +194,8 @@ def row_of(each: Family) -> str:
     if each.fault:
         learner = f"not measured: {each.fault}".replace("|", "/")
     faster = "" if each.faster is None else f"{each.faster:.1f}"
-    form = f"{each.learner}: {each.reason}" if each.reason else each.learner
+    reason = each.reason.removeprefix(f"the architecture {each.name}").lstrip(", ")
+    form = f"{each.learner}: {reason or 'not tried as trees'}" if each.reason else each.learner
     cells = [each.layers, form, learner, gradient, faster, each.sampler, sampler]
     return f"| {' | '.join([f'`{each.name}`', *cells])} |"
 
@@ -196,11 +206,17 @@ def _number(found: Found) -> str:
 
 
 def table(rows: Mapping[str, str]) -> str:
-    """Return the table of rows by family, in Markdown."""
+    """Return the table of rows by family, and below it the refused ones by reason, in Markdown."""
     names = ("family", "layers", "learner", "log-probabilities", "gradient", "times faster")
     head = f"| {' | '.join((*names, 'sampler', 'log-probabilities'))} |"
-    ordered = [row for _, row in sorted(rows.items())]
-    return "\n".join([head, "|---|---|---|---:|---:|---:|---|---:|", *ordered])
+    reasons = {name: found[1] for name, row in rows.items() if (found := REFUSED.fullmatch(row))}
+    ordered = [row for name, row in sorted(rows.items()) if name not in reasons]
+    by_reason: dict[str, list[str]] = {reason: [] for reason in sorted(set(reasons.values()))}
+    for name in sorted(reasons):
+        by_reason[reasons[name]].append(f"`{name}`")
+    refused = [f"- {', '.join(each)}: {reason}" for reason, each in by_reason.items()]
+    lines = [head, "|---|---|---|---:|---:|---:|---|---:|", *ordered, "", "Refused:", "", *refused]
+    return "\n".join(lines)
 
 
 def summary(rows: Mapping[str, str]) -> str:
@@ -226,7 +242,12 @@ def summary(rows: Mapping[str, str]) -> str:
 def written() -> dict[str, str]:
     """Return the rows of the page by family."""
     lines = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].splitlines()
-    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    rows = {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+    for line in lines:
+        if line.startswith("- `"):
+            names, _, reason = line.rpartition("`: ")
+            rows |= {name: refused_row(name, reason) for name in names[3:].split("`, `")}
+    return rows
 
 
 def write(rows: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Take the pictures of docs/page.md from the page of a run.
+"""Take the pictures of docs/tracking.md#the-page-of-a-run from the page of a run.
 
     python -m benchmarks.page_pictures reports/tiny/page.html      # after make run
 

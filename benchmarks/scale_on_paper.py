@@ -1,6 +1,6 @@
 """Reckon seconds an iteration and idle shares for 1 to 64 machines, from parts; nothing is run.
 
-``python -m benchmarks.scale_on_paper`` prints the tables of docs/scale.md and draws its picture.
+``python -m benchmarks.scale_on_paper`` prints the tables of docs/gpu.md and draws its picture.
 Each figure of PARTS names where it comes from.
 """
 

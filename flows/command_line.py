@@ -1,6 +1,6 @@
 """The console script ``beamline``: ``beamline plan tiny`` is ``python -m flows.plan tiny``.
 
-``beamline --help`` lists the commands, and each has a ``--help`` of its own. docs/commands.md says
+``beamline --help`` lists the commands, and each has a ``--help`` of its own. docs/runs.md says
 how a shell completes commands and recipes.
 """
 

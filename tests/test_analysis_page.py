@@ -1,4 +1,4 @@
-"""The code of docs/analysis.md runs in order on a real run, and its frames agree."""
+"""The code of docs/tracking.md runs in order on a real run, and its frames agree."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ def run(smoke_run):
 @pytest.fixture(scope="module")
 def page(run):
     """Run the page; return its names, and what each block printed."""
-    text = (ROOT / "docs/analysis.md").read_text()
+    text = (ROOT / "docs/tracking.md").read_text()
     names, printed = {}, []
     with contextlib.chdir(run), pd.option_context("display.width", 100):
         for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):

@@ -165,7 +165,9 @@ def run(name: str, file: Path) -> None:
     recipe = recipes.load(name, PARAMS)
     judge_settings = recipe.judge
     if judge_settings is None:
-        raise ValueError(f"params/{name}.yaml: judge is null: write the section (docs/judge.md)")
+        raise ValueError(
+            f"params/{name}.yaml: judge is null: write the section (docs/own-reward.md)"
+        )
     template = judge.load_prompt(PARAMS / judge_settings.prompt)
     labelled = load_labelled(file)
     submissions = [one.asked for one in labelled]

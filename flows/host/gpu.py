@@ -50,7 +50,7 @@ def too_few(processes: int, gpus: int) -> str:
     """Return the message for a machine with fewer GPUs than learner processes."""
     return (
         f"'machine.processes' = {processes}, and this machine has {gpus} GPUs that it may use: "
-        f"lower it, or start the processes on several machines with {LAUNCH} (docs/cluster.md)"
+        f"lower it, or start the processes on several machines with {LAUNCH} (docs/deployments.md)"
     )
 
 

@@ -98,7 +98,7 @@ def _recipes(file: Path) -> yaml.MappingNode | None:
     if file == PIPELINE and any(isinstance(node, yaml.SequenceNode) for node in nodes):
         raise ValueError(
             f"{file} lists recipes as versions before 0.8.0 did: take that of the new version, "
-            f"without recipes of yours, which {OWN} gets (docs/upgrading.md)"
+            f"without recipes of yours, which {OWN} gets (docs/runs.md#new-versions)"
         )
     return next((node for node in nodes if isinstance(node, yaml.MappingNode)), None)
 

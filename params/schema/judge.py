@@ -1,4 +1,4 @@
-"""The section ``judge``: models that score answers (docs/judge.md)."""
+"""The section ``judge``: models that score answers (docs/own-reward.md#a-judge)."""
 
 from __future__ import annotations
 

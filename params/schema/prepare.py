@@ -24,7 +24,7 @@ class TinyPolicy(Frozen):
     key_value_heads: Positive
     feed_forward: Positive
     context: Positive  # tokens
-    rotary_base: PositiveFloat = 100.0  # of positions (docs/household.md)
+    rotary_base: PositiveFloat = 100.0  # of positions (docs/worlds.md#household)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> TinyPolicy:

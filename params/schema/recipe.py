@@ -125,7 +125,7 @@ class Recipe(Frozen):
         if self.evaluate.protocol == "papers" and self.judge is None:
             raise ValueError(
                 "evaluate.protocol is papers, which asks a judge, and judge is null: write the "
-                "section judge (docs/judge.md), or set the protocol to verified"
+                "section judge (docs/own-reward.md#a-judge), or set the protocol to verified"
             )
         return self
 
@@ -309,7 +309,7 @@ def _older_server(values: Any) -> list[str]:
         return []
     return [
         f"write 'engine.servers: [{server}]' in place of 'engine.server', and start that server "
-        "again, with a token (docs/vllm.md)"
+        "again, with a token (docs/gpu.md#sampling-with-vllm)"
     ]
 
 

@@ -5,7 +5,7 @@ otherwise. A weight corrects the gradient for that (importance sampling), a mask
 differs too much. Both multiply the policy term of the loss, without gradient; what they set to 0
 stays in every denominator and in the statistics of its group. They belong to leaf views: a token
 that leaves share has one token weight, but a weight of a whole leaf for each of them. Views must
-come from ``sampled_only``. docs/losses.md has the formulas with their sources.
+come from ``sampled_only``. docs/own-algorithm.md has the formulas with their sources.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A loss is a record of independent choices: importance ratio, objective with its 
 and masks by the importance of what was sampled, averaging, KL term, entropy bonus. Nothing here
 knows the name of an algorithm. Losses are sums, divided by a
 denominator that counts the leaf views of the whole optimizer step, so the gradients of
-micro-batches add up to that of the whole batch. docs/losses.md has the formulas, and the
+micro-batches add up to that of the whole batch. docs/own-algorithm.md has the formulas, and the
 differences from other trainers.
 
 Dimensions: L leaves, S sampled tokens of the longest leaf. A *unit* is the run of tokens that share

@@ -1,8 +1,8 @@
 """Objectives: what a token adds to the policy loss, from its ratio and its advantage. Torch only.
 
 An objective is a pair of functions of the ratio [L, S], the views and the clip range: the term
-itself, and which tokens its bounds decide. Views must come from ``sampled_only``. docs/losses.md
-has the formulas with their sources.
+itself, and which tokens its bounds decide. Views must come from ``sampled_only``.
+docs/own-algorithm.md has the formulas with their sources.
 """
 
 from __future__ import annotations

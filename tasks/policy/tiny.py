@@ -19,7 +19,7 @@ USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"  # control tokens
 # to 256 tokens of context learns to copy numbers several times faster than with the usual 0.02 and
 # 10,000, and on every seed that was tried (docs/results.md). Names of one token, in contexts of 300
 # to 800 tokens, are copied better with a base of 10,000; codes of digits are not
-# (docs/household.md).
+# (docs/worlds.md#household).
 INITIAL_SPREAD = 0.08
 CHAT_TEMPLATE = (
     "{% for message in messages %}"

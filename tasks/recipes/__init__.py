@@ -270,7 +270,7 @@ def cross_faults(recipe: Recipe) -> list[str]:
     if reward_parts.has_model(recipe.reinforce.reward) and recipe.reward_model is None:
         faults.append(
             "reinforce.reward has the part 'model', and reward_model is null: write the section "
-            "reward_model (docs/reward-model.md), or remove the part"
+            "reward_model (docs/own-reward.md#a-learned-reward), or remove the part"
         )
     faults += program_faults.faults(recipe)
     for name, settings in recipe.tools.items():
@@ -317,7 +317,7 @@ def labels_of(recipe: Recipe) -> Labels:
     """
     reward_model = recipe.reward_model
     if reward_model is None:
-        raise ValueError("reward_model is null: write the section (docs/reward-model.md)")
+        raise ValueError("reward_model is null: write the section (docs/own-reward.md)")
     return Labels(seed=recipe.seed, share=reward_model.labels, held_out=reward_model.held_out)
 
 

@@ -206,7 +206,7 @@ def faults(recipe: Recipe, name: str, folder: Path) -> list[str]:
     if recipe.judge is None:
         lacking = (
             f"a set has the scorer '{scorer.NAME}', and 'judge' is null: write the section judge "
-            "(docs/judge.md), or give the set another scorer"
+            "(docs/own-reward.md#a-judge), or give the set another scorer"
         )
         return [lacking] if in_training else []
     result = [*_own_policies(recipe, recipe.judge, name)]

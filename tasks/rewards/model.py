@@ -1,4 +1,4 @@
-"""The part ``model``: the reward model's probability of success (docs/reward-model.md).
+"""The part ``model``: the reward model's probability of success (docs/own-reward.md).
 
 A recipe with it needs the section ``reward_model``. Evaluation and validation leave it out.
 """

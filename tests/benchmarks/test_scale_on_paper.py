@@ -5,7 +5,7 @@ from tasks.recipes import load as settings_of
 from tests import toy_project as toy
 
 WORK = scale.work_of(settings_of(scale.RECIPE))
-PAGE = (toy.ROOT / "docs/scale.md").read_text()
+PAGE = (toy.ROOT / "docs/gpu.md").read_text()
 
 
 def test_tables_are_those_of_the_page():

@@ -1,4 +1,4 @@
-"""The connection to one server that samples, of either kind of engine; see docs/vllm.md."""
+"""The connection to one server that samples, of either kind of engine; see docs/gpu.md."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--memory", type=float, default=0.9, help="as engine.memory of a recipe")
     parser.add_argument("--context", type=int, help="tokens of a path, at most")
     parser.add_argument(
-        "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/vllm.md"
+        "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/gpu.md"
     )
     args, guarding = parse(parser, arguments)
     config = layer_kinds.read(str(args.folder), None) or {}

@@ -301,7 +301,7 @@ def test_version_with_unknown_source_is_an_error(project):
 
 
 def test_documented_lines_load_the_champion(project, policy, tokenizer):
-    """As docs/champion.md shows it."""
+    """As docs/runs.md#the-champion shows it."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -320,7 +320,7 @@ def test_documented_lines_load_the_champion(project, policy, tokenizer):
     champions.promote("toy", commit)
     shutil.rmtree("models")
 
-    text = (ROOT / "docs/champion.md").read_text()
+    text = (ROOT / "docs/runs.md").read_text()
     shown = text.split("```python\n")[1].split("```")[0].replace('"tiny"', '"toy"')
     names: dict = {}
     exec(shown, names)

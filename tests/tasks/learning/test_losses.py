@@ -150,7 +150,7 @@ def choices(**fixed):
 
 
 def slow_loss(some, loss):
-    """The formulas of docs/losses.md, a token at a time; as a torch scalar of float64."""
+    """The formulas of docs/own-algorithm.md, a token at a time; as a torch scalar of float64."""
     leaves, total = len(some.mask), torch.zeros((), dtype=torch.float64)
     units_of_leaves = [slow_units(some, loss.ratio, leaf) for leaf in range(leaves)]
     for leaf, units in enumerate(units_of_leaves):

@@ -1,6 +1,6 @@
 """Parity with TRL's GRPOTrainer, run here on the same model, tokens, masks and advantages.
 
-Where the definitions part, docs/losses.md says so, and the tests at the end show it.
+Where the definitions part, docs/own-algorithm.md says so, and the tests at the end show it.
 """
 
 import copy
