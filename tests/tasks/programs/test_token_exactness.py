@@ -11,7 +11,7 @@ from tests.scripted_engine import ScriptedEngine
 from tests.tasks.dialects import families
 from tests.tasks.programs.conftest import Running
 
-DIALOGUES = 500 if is_thorough() else 100  # in each of two dialects
+DIALOGUES = 200 if is_thorough() else 100  # in each of two dialects
 SPOKEN = ["7", "Let me see.", " of", "é 🙂", "\\boxed{7}", "\n\n"]
 
 
