@@ -6,6 +6,7 @@ import.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -17,9 +18,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.runtime import task_run
 
 from flows.host import gpu, memory_shortage
-from flows.runs import dvc_command, pipeline
+from flows.runs import dvc_command, pipeline, recipe_values
 from flows.tracking import outcome_report, store
-from flows.tracking.run import Run, pipeline_run
+from flows.tracking.run import OUTS, Run, flatten, pipeline_run
 from flows.workers import dispatch
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
@@ -95,17 +96,19 @@ def retrain(recipe: str = "tiny") -> None:
     """Run the stages of a recipe that are out of date, and log the run to MLflow."""
     checked = recipes.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
-    with pipeline_run(recipe, checked, run_tags()) as run:
+    parameters = recipe_values.parameters(checked)
+    about = recipe_values.About(recipe, flatten(parameters), recipe_values.run_before(recipe))
+    with pipeline_run(recipe, parameters, run_tags(), about.name()) as run:
         run.log_file(whole_file(recipe, Path("params")))
         seconds: dict[str, float] = {}
+        outs: dict[str, str] = {}
         for stage in stages:
             began = time.monotonic()
             as_task(stage, checked.machine)()
             seconds[stage.name.partition("@")[0]] = time.monotonic() - began
-            run.set_tags(
-                {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
-            )
-        outcome_report.log_outcome(run, recipe, seconds)
+            outs |= pipeline.digests(stage.name)
+            run.log_text(json.dumps(outs, indent=1), OUTS)
+        outcome_report.log_outcome(run, recipe, seconds, about.lines())
         outcome_report.show_in_prefect(recipe, store.page_of(ui_address(), run.id))
         if (RunFolders(recipe).trees / "questions.parquet").is_file():
             write_page(recipe, checked, run)

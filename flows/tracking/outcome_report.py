@@ -1,6 +1,7 @@
 """Report what a whole run has come to: figures, datasets and table in MLflow, artifacts in Prefect.
 
-They are logged to the pipeline's run, so that runs sort, compare and plot in MLflow's list.
+They are logged to the pipeline's run, so that runs sort, compare and plot in MLflow's list. So are
+the curves of its training that stand first, beside those of the stage's own run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.tracking import curve_file, first_charts
 from flows.tracking.run import Run
+from flows.tracking.run_summary import description, verdict_sentence
 from params.run_folders import RunFolders
 from tasks.ledger.artifacts import digest
 
@@ -55,24 +58,43 @@ def rows_by_measure(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     }
 
 
-def log_outcome(run: Run, recipe: str, seconds: Mapping[str, float]) -> None:
-    """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name."""
+def log_outcome(
+    run: Run, recipe: str, seconds: Mapping[str, float], lines: Sequence[str] = ()
+) -> None:
+    """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name.
+
+    ``lines`` end the run's description.
+    """
     folders = RunFolders(recipe)
-    figures = {f"seconds/{stage}": value for stage, value in seconds.items()}
-    figures["seconds/all"] = sum(seconds.values())
     measured = _read(folders.metrics)
+    verdict = _read(folders.verdict)
     if panel := measured.pop("panel", None):
         run.set_tags(panel_tags(panel))
     gained = measured.pop("differences", {})
+    figures = outcome_metrics(measured)  # the list on a run's page keeps this order
     figures |= outcome_metrics({f"{name} gained on": one for name, one in gained.items()})
-    figures |= outcome_metrics(measured)
-    if verdict := _read(folders.verdict):
+    if verdict:
         figures["promote"] = float(verdict["promote"])
-        run.set_tags({"verdict": _sentence(verdict)})
+        run.set_tags({"verdict": verdict_sentence(verdict)})
+    figures |= {f"seconds/{stage}": value for stage, value in seconds.items()}
+    figures["seconds/all"] = sum(seconds.values())
     run.log_metrics(figures, step=0, at=time.time())
+    _log_curves(run, folders.data / "curve.csv")
     run.log_datasets(datasets(folders.data))
     if table := _table(recipe):
-        run.set_tags({"mlflow.note.content": table})  # the description on the run's page
+        run.log_text(table, folders.table.name)
+    if told := description(measured, verdict, lines):
+        run.set_tags({"mlflow.note.content": told})  # the description on the run's page
+
+
+def _log_curves(run: Run, file: Path) -> None:
+    try:
+        curve = curve_file.of_training(curve_file.read(file))
+    except ValueError as error:  # the run has its results
+        log.warning("MLflow's run of the pipeline lacks the curves of training: %s", error)
+        return
+    steps = [int(number) for number in curve.pop(curve_file.NUMBER, ())]
+    run.log_curves(first_charts.of(curve), steps, at=time.time())
 
 
 def datasets(data: Path) -> list[dict[str, str]]:
@@ -113,11 +135,7 @@ def _table(recipe: str) -> str:
     if not file.exists():
         return ""
     verdict = _read(RunFolders(recipe).verdict)
-    return file.read_text() + (f"\nVerdict: {_sentence(verdict)}\n" if verdict else "")
-
-
-def _sentence(verdict: Mapping[str, Any]) -> str:
-    return f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
+    return file.read_text() + (f"\nVerdict: {verdict_sentence(verdict)}\n" if verdict else "")
 
 
 def _read(file: Path) -> dict[str, Any]:
