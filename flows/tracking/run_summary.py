@@ -117,7 +117,7 @@ def changes_line(changes: Changes, than: str) -> str:
         for key, (before, now) in list(changes.items())[:MOST_CHANGES]
     ]
     more = [f"{len(changes) - MOST_CHANGES} more"] if len(changes) > MOST_CHANGES else []
-    return f"**Recipe**, beside {than}: {', '.join(told + more) or 'the same values'}"
+    return f"**Recipe**: {', '.join(told + more) or 'the same'}, beside {than}"
 
 
 def _short(value: str) -> str:

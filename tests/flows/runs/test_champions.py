@@ -114,8 +114,8 @@ def test_a_later_version_tells_what_differs_from_the_champion_before(project):
         champions.promote("toy", first)
     told = versions()[2].description
     assert (
-        "**Recipe**, beside version 1, the champion before: "
-        "`reinforce.learning_rate` 0.001 → 0.003" in told
+        "**Recipe**: `reinforce.learning_rate` 0.001 → 0.003, "
+        "beside version 1, the champion before" in told
     )
 
 

@@ -40,7 +40,7 @@ def test_run_of_a_committed_recipe_tells_what_differs_from_the_run_before(commit
     assert run.lines() == [
         "**Restore**: commit it, then `beamline reproduce COMMIT --recipe toy` "
         f"(code `{committed[:12]}`)",
-        "**Recipe**, beside the run before (`toy earlier`): `evaluate.bootstrap` 500 → 1",
+        "**Recipe**: `evaluate.bootstrap` 500 → 1, beside the run before (`toy earlier`)",
     ]
     assert about().lines()[1] == "**Recipe**: its first run here"
 

@@ -62,6 +62,6 @@ def test_name_has_what_is_special(changed, named):
 def test_line_of_many_changes_is_short():
     many = {f"tools.t{number}.seconds": ("1", "2") for number in range(30)}
     line = changes_line(many, "`base`")
-    assert line.startswith("**Recipe**, beside `base`: `tools.t0.seconds` 1 → 2, ")
-    assert line.endswith(", 22 more")
-    assert changes_line({}, "`base`") == "**Recipe**, beside `base`: the same values"
+    assert line.startswith("**Recipe**: `tools.t0.seconds` 1 → 2, ")
+    assert line.endswith(", 22 more, beside `base`")
+    assert changes_line({}, "`base`") == "**Recipe**: the same, beside `base`"
