@@ -6,6 +6,7 @@ import.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,9 +23,9 @@ from prefect.states import Completed, State
 
 from flows.analysis import fallen
 from flows.host import gpu, memory_shortage
-from flows.runs import dvc_command, pipeline
+from flows.runs import dvc_command, pipeline, recipe_values
 from flows.tracking import outcome_report, store
-from flows.tracking.run import Run, pipeline_run
+from flows.tracking.run import OUTS, Run, flatten, pipeline_run
 from flows.tracking.traces import PAGE
 from flows.workers import dispatch, run_names, run_pages
 from flows.workers.configured_server import PARENT_TASK_RUN
@@ -109,32 +110,35 @@ def retrain(recipe: str = "tiny") -> State[Any] | None:
     """
     checked = recipes.load(recipe, Path("params"))
     stages = pipeline.stages(recipe)
-    with pipeline_run(recipe, checked, run_tags()) as run:
+    parameters = recipe_values.parameters(checked)
+    about = recipe_values.About(recipe, flatten(parameters), recipe_values.run_before(recipe))
+    with pipeline_run(recipe, parameters, run_tags(), about.name()) as run:
         run.log_file(whole_file(recipe, Path("params")))
         seconds: dict[str, float] = {}
+        outs: dict[str, str] = {}
         for stage in stages:
             began = time.monotonic()
             as_task(stage, checked.machine)()
             seconds[stage.name.partition("@")[0]] = time.monotonic() - began
-            run.set_tags(
-                {f"dvc.{path}": digest for path, digest in pipeline.digests(stage.name).items()}
-            )
-        outcome_report.log_outcome(run, recipe, seconds)
+            outs |= pipeline.digests(stage.name)
+            run.log_text(json.dumps(outs, indent=1), OUTS)
+        outcome_report.log_outcome(run, recipe, seconds, about.lines())
         if (RunFolders(recipe).trees / "questions.parquet").is_file():
-            write_page(recipe, checked, run)
+            write_page(about, checked, run)
         said = outcome_report.words(recipe, run, seconds)
         print("", *said, sep="\n", flush=True)
-        show(recipe, run, said)
+        show(about, run, said)
     if reason := outcome_report.rejection(recipe):
         return Completed(name=REJECTED, message=reason)
     return None
 
 
-def show(recipe: str, run: Run, said: Sequence[str]) -> None:
+def show(about: recipe_values.About, run: Run, said: Sequence[str]) -> None:
     """Show in Prefect what came out, and where to look.
 
     The folder of a run as a commit is removed at its end; MLflow keeps the page.
     """
+    recipe = about.recipe
     lost = fallen.lost(recipe, outcome_report.compared_with(recipe))
     place, which = fallen.begin(recipe, lost, outcome_report.worse_kinds(recipe))
     file, page = Path(PAGE.format(recipe)), run_pages.path_of(run.id)
@@ -147,17 +151,21 @@ def show(recipe: str, run: Run, said: Sequence[str]) -> None:
         question=page + place if page and place else "",
         which=which,
         file=file.as_posix() if file.exists() and dvc_command.RUN not in os.environ else "",
+        before=about.before[0] if about.before else "",
+        changed=about.changes(),
     )
-    outcome_report.show_in_prefect(recipe, run, found, os.environ.get(PARENT_TASK_RUN))
+    outcome_report.show_in_prefect(recipe, found, os.environ.get(PARENT_TASK_RUN))
     outcome_report.emit_verdict(recipe, run, found)
 
 
-def write_page(name: str, recipe: Recipe, run: Run) -> None:
+def write_page(about: recipe_values.About, recipe: Recipe, run: Run) -> None:
     """Write the run's page and keep it in MLflow; a failure does not end a run with its results."""
     try:
-        from flows.pages import page_file  # with pandas, which no stage waits for
+        from flows.pages import facts, page_file  # with pandas, which no stage waits for
 
-        file = page_file.write_run(name, recipe, page_file.links_to(run.id, ui_address()))
+        before = facts.run_before(about.before[0], about.changes()) if about.before else None
+        links = page_file.links_to(run.id, ui_address())
+        file = page_file.write_run(about.recipe, recipe, links, before=before)
     except Exception as error:  # whatever it is, the run has its results
         log.warning("the page of the run was not written: %s: %s", type(error).__name__, error)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,14 @@ from tasks.trees import validation
 from tasks.trees.validation import Validated
 
 REWARD = "reward"
+Row = dict[str, Any]
 
 
-def of_run(name: str, recipe: Recipe, finished: bool) -> dict[str, Any]:
-    """Return the facts of a recipe's run in this checkout; ``finished``: it has its results."""
+def of_run(name: str, recipe: Recipe, finished: bool, before: Row | None = None) -> dict[str, Any]:
+    """Return the facts of a recipe's run in this checkout; ``finished``: it has its results.
+
+    ``before``: what is known of the run before; None: it is looked for among committed runs.
+    """
     revision = git.revision()
     changed = " with uncommitted changes" if revision.dirty else ""
     check = RunFolders(name).policy_check
@@ -37,7 +41,7 @@ def of_run(name: str, recipe: Recipe, finished: bool) -> dict[str, Any]:
         "about": [made],
         "policy_check": said,
         "finished": finished,
-        "before": _before(name, finished),
+        "before": before or _before(name, finished),
     }
 
 
@@ -48,19 +52,22 @@ def policy_name(policy: Policy) -> str:
     return policy.name + (f" at {policy.revision[:10]}" if policy.revision else "")
 
 
-def _before(name: str, finished: bool) -> dict[str, Any] | None:
-    """Return the run before: commit, what differs in the recipe, and its measures by agent."""
+def _before(name: str, finished: bool) -> Row | None:
+    """Return the run before: its commit, what differs in the recipe, and its measures by agent."""
     file = RunFolders(name).metrics
     here = file.read_text() if finished and file.is_file() else ""
     earlier = earlier_run.before(name, here)
     if earlier is None:
         return None
     success = earlier.metrics.get("success", {}).get("trained")
-    return {
-        "commit": earlier.commit,
-        "changes": earlier_run.changes(earlier, name),
-        "success": success,
-    }
+    changes = earlier_run.changes(earlier, name)
+    return {"name": f"commit {earlier.commit[:10]}", "changes": changes, "success": success}
+
+
+def run_before(name: str, changed: Mapping[str, tuple[str, str]]) -> Row:
+    """Return what a page says of a run before: its name, and what differs, old and new."""
+    changes = [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
+    return {"name": name, "changes": changes, "success": None}
 
 
 # ---------------------------------------------------------------- alarms

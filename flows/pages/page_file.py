@@ -22,9 +22,13 @@ Links = dict[str, str]  # "run" and "traces": addresses in MLflow
 
 
 def write_run(
-    name: str, recipe: Recipe, links: Links | None = None, numbers: Collection[int] = ()
+    name: str,
+    recipe: Recipe,
+    links: Links | None = None,
+    numbers: Collection[int] = (),
+    before: facts.Row | None = None,
 ) -> Path:
-    """Write ``reports/<recipe>/page.html`` and return it.
+    """Write ``reports/<recipe>/page.html`` and return it; ``before``: see ``facts.of_run``.
 
     ``numbers``: iterations whose trees are in the page, all by default. Where they take more than
     MOST_BYTES, iterations in between are left out, and the page says which.
@@ -50,7 +54,8 @@ def write_run(
             most = len(shown["questions"]) // 2
 
     blocks = fitting(sorted(numbers) or known, made)
-    data = _of_training(name, recipe, tables, blocks, finished=True) | {
+    data = _of_training(name, recipe, tables, blocks) | {
+        **facts.of_run(name, recipe, True, before),
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
         "links": links or {},
         "rises": [*results.rises_of(name).items()],
@@ -82,7 +87,8 @@ def write_live(
     there = {block["iteration"]: entry(block) for block in blocks}
     missing = {"questions": 0, "leaves": 0, "there": False}
     numbers = sorted(int(number) for number in curve["iteration"] if number is not None)
-    data = _of_training(name, recipe, tables, there, finished=False) | {
+    data = _of_training(name, recipe, tables, there) | {
+        **facts.of_run(name, recipe, False),
         "iterations": [there.get(one, {"number": one, **missing}) for one in numbers],
         "links": {},
         "runs": [{"title": name, "curve": curve, "alarms": facts.listed(alarms)}],
@@ -94,7 +100,7 @@ def write_live(
 
 
 def _of_training(
-    name: str, recipe: Recipe, tables: forest.Tables, numbers: Collection[int], finished: bool
+    name: str, recipe: Recipe, tables: forest.Tables, numbers: Collection[int]
 ) -> dict[str, Any]:
     """Return what a page has of a training with the trees of these iterations."""
     return {
@@ -104,7 +110,6 @@ def _of_training(
         "changed": {},
         "scales": forest.SCALES,
         "percentiles": [*zip(forest.SHARES, forest.entropy_percentiles(tables), strict=False)],
-        **facts.of_run(name, recipe, finished),
         **results.settings(name, recipe),
     }
 

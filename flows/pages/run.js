@@ -68,9 +68,9 @@ function showBefore() {
   const { before } = data;
   if (!before) return;
   const now = data.results.find((row) => row.measure === "success")?.agents.trained;
-  const was = before.success ? `success ${interval(before.success, 100)} %${now ? `, now ${interval(now, 100)} %` : ""}` : "no success measured";
+  const was = before.success ? `; success ${interval(before.success, 100)} %${now ? `, now ${interval(now, 100)} %` : ""}` : "";
   find("before").append(
-    element("p", {}, `Since the run before (commit ${before.commit.slice(0, 10)}; ${was}):`),
+    element("p", {}, `Since the run before (${before.name}${was}):`),
     element("pre", {}, before.changes.join("\n") || "no value of the recipe differs"),
   );
 }

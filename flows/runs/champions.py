@@ -1,7 +1,7 @@
 """Register and find champions: versions of the MLflow model that has the recipe's name.
 
 The alias ``champion`` names the current version. A version holds no weights: its source is
-``dvc://models/<recipe>/trained@<commit>``, its tags are the commit, DVC's digests and the verdict's
+``dvc://models/<recipe>/trained@<commit>``, its tags are the commit, DVC's digest and the verdict's
 figures, and the files come from DVC's cache or remote. Only flows/commands/retrain.py imports this
 module, because only a retraining moves the alias; people load the champion with ``champion``.
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.host import files
 from flows.host.addresses import without_password
-from flows.runs import cache, git, worktree
+from flows.runs import cache, git, recipe_values, worktree
 from flows.tracking import run, store
 from flows.tracking.run import COMMIT, DIGEST
 from params.schema.champion import Champion
@@ -151,8 +151,9 @@ def promote(recipe: str, commit: str, *, back: bool = False) -> str:
                 f"was compared with {_named(compared)}: run again to compare them"
             )
         if known is None:
-            tags = _tags(commit, digests, policy, verdict)
-            known = _register(client, recipe, f"dvc://{policy}@{commit}", tags)
+            tags = _tags(commit, digests[policy], verdict)
+            told = recipe_values.of_version(recipe, commit, verdict)
+            known = _register(client, recipe, f"dvc://{policy}@{commit}", tags, told)
         client.set_registered_model_alias(recipe, ALIAS, str(known))
         client.set_model_version_tag(recipe, str(known), PROMOTED, "true")
     return f"version {known} of {recipe} is the champion now: {verdict['reason']}"
@@ -166,19 +167,18 @@ def _named(number: int | None) -> str:
     return "nobody" if number is None else f"version {number}"
 
 
-def _tags(
-    commit: str, digests: Mapping[str, str], policy: str, verdict: Mapping[str, Any]
-) -> dict[str, str]:
+def _tags(commit: str, digest: str, verdict: Mapping[str, Any]) -> dict[str, str]:
     figures = {name: value for name, value in verdict.items() if name != "gates"}
     return {
         COMMIT: commit,
-        DIGEST: digests[policy],
-        **{f"dvc.{path}": digest for path, digest in digests.items()},
+        DIGEST: digest,
         **{f"verdict.{name}": value for name, value in run.flatten(figures).items()},
     }
 
 
-def _register(client: MlflowClient, recipe: str, source: str, tags: Mapping[str, str]) -> int:
+def _register(
+    client: MlflowClient, recipe: str, source: str, tags: Mapping[str, str], description: str
+) -> int:
     from mlflow.exceptions import MlflowException
 
     try:
@@ -186,7 +186,8 @@ def _register(client: MlflowClient, recipe: str, source: str, tags: Mapping[str,
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    return int(client.create_model_version(recipe, source, tags=dict(tags)).version)
+    made = client.create_model_version(recipe, source, tags=dict(tags), description=description)
+    return int(made.version)
 
 
 # ---------------------------------------------------------------- the registry

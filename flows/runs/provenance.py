@@ -97,7 +97,7 @@ def _of_stage(stage: str, subject: Subject) -> list[Link]:
             "",
             digest,
             path,
-            command=reproducing(subject) if subject.state.commit else "",
+            command=reproducing(subject),
         )
         for path, digest in deps.items()
         if path not in outs and not _is_code(path)

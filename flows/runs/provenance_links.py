@@ -6,9 +6,10 @@ Digests beside a path are DVC's, those of sub-steps the ledger's.
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from flows.runs import git
 from flows.runs.pipeline import recipe_paths
 from flows.runs.provenance_subject import SHORT, State, Subject, path_at, store_address, text_of
 from flows.tracking import store
+from flows.tracking.run import OUTS
 
 WIDTH = 110  # characters of a line
+OUT_TAG = "dvc."  # begins the tags of older runs that name their outs
 KEPT = (
     "params",
     "params.yaml",
@@ -87,10 +90,15 @@ def commit_link(subject: Subject) -> Link:
 
 
 def reproducing(subject: Subject) -> str:
-    """Return the command that restores the whole run, its inputs included."""
-    state, recipe = subject.state, subject.recipe
-    named = git.trailer(state.commit, "Recipe") == recipe or len(state.recipes()) == 1
-    revision = shlex.quote(state.branch or state.commit[:SHORT])
+    """Return the command that restores the whole run; "" for one that is in no commit."""
+    state = subject.state
+    return reproducing_commit(subject.recipe, state.commit, state.branch) if state.commit else ""
+
+
+def reproducing_commit(recipe: str, commit: str, branch: str = "") -> str:
+    """Return the command that restores the run of a commit, its inputs included."""
+    named = git.trailer(commit, "Recipe") == recipe or len(git.recipes_at(commit)) == 1
+    revision = shlex.quote(branch or commit[:SHORT])
     return f"beamline reproduce {revision}" + ("" if named else f" --recipe {recipe}")
 
 
@@ -109,13 +117,12 @@ def parameters_link(subject: Subject) -> Link:
 
 def tracked_link(subject: Subject) -> Link:
     """Return the oldest MLflow run with this out, of those that share most other outs."""
-    digests = {f"dvc.{path}": digest for path, (digest, _) in subject.state.outs().items()}
-    tag = f"dvc.{subject.out}"
+    digests = {path: digest for path, (digest, _) in subject.state.outs().items()}
     try:
-        runs = store.runs_tagged(tag, digests[tag])
+        runs = tracked_runs(subject.recipe, subject.out, digests[subject.out])
         if not runs:
             return Link("MLflow run", f"not found in {store_address()}")
-        run = max(runs, key=lambda tags: len(digests.items() & tags.items()))
+        run, _ = max(runs, key=lambda found: len(digests.items() & found[1].items()))
         stages = store.runs_tagged(store.PARENT_RUN, run["id"])
     except ConnectionError as error:
         return Link("MLflow run", f"not found: {error}")
@@ -124,3 +131,31 @@ def tracked_link(subject: Subject) -> Link:
     describe = f"mlflow runs describe --run-id {run['id']}"
     command = f"env MLFLOW_TRACKING_URI={shlex.quote(store_address())} {describe}"
     return Link("MLflow run", run["name"], run["id"], store_address(), facts, command)
+
+
+def tracked_runs(recipe: str, out: str, digest: str) -> list[tuple[dict[str, str], dict[str, str]]]:
+    """Return tags and outs of the pipelines' runs that have made an out, the oldest first.
+
+    Raises ConnectionError where the store cannot be read.
+    """
+    older = store.runs_tagged(f"{OUT_TAG}{out}", digest)
+    newer = [
+        run
+        for run in store.runs_tagged("recipe", recipe)
+        if run.get(store.KIND_TAG) == store.PIPELINE and f"{OUT_TAG}{out}" not in run
+    ]
+    found = [(run, _outs_in_tags(run)) for run in older] + [(run, _outs(run)) for run in newer]
+    return [(run, outs) for run, outs in found if outs.get(out) == digest]
+
+
+def _outs(run: Mapping[str, str]) -> dict[str, str]:
+    """Return the digest of each out of a pipeline's run; {} for one that has ended before any."""
+    return dict(json.loads(store.artifact_text(run["id"], OUTS) or "{}"))
+
+
+def _outs_in_tags(run: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(OUT_TAG): digest
+        for name, digest in run.items()
+        if name.startswith(OUT_TAG)
+    }

@@ -19,6 +19,7 @@ from flows.tracking.trace_writing import ENTITIES_PER_BATCH, write_traces
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+POINTS_PER_BATCH = 1_000  # of metrics; MLflow takes no more at once
 REFUSALS = ("INVALID_PARAMETER_VALUE", "NOT_IMPLEMENTED", "ENDPOINT_NOT_FOUND")  # not to be retried
 
 
@@ -93,6 +94,15 @@ def _write_metrics(client: MlflowClient, run_id: str, uri: str, message: OutboxM
     client.log_batch(run_id, metrics=points)
 
 
+def _write_curves(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
+    from mlflow.entities import Metric
+
+    at = message.fields["timestamp"]
+    points = [Metric(name, value, at, step) for name, value, step in message.fields["points"]]
+    for start in range(0, len(points), POINTS_PER_BATCH):
+        client.log_batch(run_id, metrics=points[start : start + POINTS_PER_BATCH])
+
+
 def _write_params(client: MlflowClient, run_id: str, uri: str, message: OutboxMessage) -> None:
     from mlflow.entities import Param
 
@@ -150,6 +160,7 @@ def _set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> Non
 
 WRITERS: dict[str, Callable[[MlflowClient, str, str, OutboxMessage], None]] = {
     "metrics": _write_metrics,
+    "curves": _write_curves,
     "params": _write_params,
     "tags": _write_tags,
     "datasets": _write_datasets,

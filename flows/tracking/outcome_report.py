@@ -1,6 +1,7 @@
 """Report what a whole run has come to: figures, datasets and table in MLflow, artifacts in Prefect.
 
-They are logged to the pipeline's run, so that runs sort, compare and plot in MLflow's list.
+They are logged to the pipeline's run, so that runs sort, compare and plot in MLflow's list. So are
+the curves of its training that stand first, beside those of the stage's own run.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from flows.host.addresses import without_password
-from flows.tracking import outcome_words, prefect_events, run_before, store
+from flows.tracking import curve_file, first_charts, outcome_words, prefect_events, store
 from flows.tracking.run import Run
+from flows.tracking.run_summary import Changes, description, verdict_sentence
 from params.run_folders import RunFolders
 from tasks.ledger.artifacts import digest
 
@@ -62,24 +64,43 @@ def rows_by_measure(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     }
 
 
-def log_outcome(run: Run, recipe: str, seconds: Mapping[str, float]) -> None:
-    """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name."""
+def log_outcome(
+    run: Run, recipe: str, seconds: Mapping[str, float], lines: Sequence[str] = ()
+) -> None:
+    """Log what ``reports/<recipe>`` has, the datasets, and the seconds of each stage by name.
+
+    ``lines`` end the run's description.
+    """
     folders = RunFolders(recipe)
-    figures = {f"seconds/{stage}": value for stage, value in seconds.items()}
-    figures["seconds/all"] = sum(seconds.values())
     measured = _read(folders.metrics)
+    verdict = _read(folders.verdict)
     if panel := measured.pop("panel", None):
         run.set_tags(panel_tags(panel))
     gained = measured.pop("differences", {})
+    figures = outcome_metrics(measured)  # the list on a run's page keeps this order
     figures |= outcome_metrics({f"{name} gained on": one for name, one in gained.items()})
-    figures |= outcome_metrics(measured)
-    if verdict := _read(folders.verdict):
+    if verdict:
         figures["promote"] = float(verdict["promote"])
-        run.set_tags({"verdict": _sentence(verdict)})
+        run.set_tags({"verdict": verdict_sentence(verdict)})
+    figures |= {f"seconds/{stage}": value for stage, value in seconds.items()}
+    figures["seconds/all"] = sum(seconds.values())
     run.log_metrics(figures, step=0, at=time.time())
+    _log_curves(run, folders.data / "curve.csv")
     run.log_datasets(datasets(folders.data))
     if table := _table(recipe):
-        run.set_tags({"mlflow.note.content": table})  # the description on the run's page
+        run.log_text(table, folders.table.name)
+    if told := description(measured, verdict, lines):
+        run.set_tags({"mlflow.note.content": told})  # the description on the run's page
+
+
+def _log_curves(run: Run, file: Path) -> None:
+    try:
+        curve = curve_file.of_training(curve_file.read(file))
+    except ValueError as error:  # the run has its results
+        log.warning("MLflow's run of the pipeline lacks the curves of training: %s", error)
+        return
+    steps = [int(number) for number in curve.pop(curve_file.NUMBER, ())]
+    run.log_curves(first_charts.of(curve), steps, at=time.time())
 
 
 def datasets(data: Path) -> list[dict[str, str]]:
@@ -137,9 +158,11 @@ class Findings:
     question: str = ""  # in the page, with which to begin
     which: str = ""  # the question, in words
     file: str = ""  # of the page, where it stays
+    before: str = ""  # the name of the run before
+    changed: Changes = field(default_factory=dict)  # what differs from it in the recipe
 
 
-def show_in_prefect(recipe: str, run: Run, found: Findings, above: str | None = None) -> None:
+def show_in_prefect(recipe: str, found: Findings, above: str | None = None) -> None:
     """Add what came out to the flow run of this process.
 
     ``above``: the task run that has started this process, whose flow run shows it, too. A fault of
@@ -149,7 +172,7 @@ def show_in_prefect(recipe: str, run: Run, found: Findings, above: str | None = 
 
     key = re.sub(r"[^a-z0-9-]+", "-", recipe.lower())
     try:
-        if text := _shown(recipe, run, found):
+        if text := _shown(recipe, found):
             verdict = outcome_words.sentence(_read(RunFolders(recipe).verdict))
             for flow_run in [None, *([_flow_run_of(above)] if above else [])]:  # None: this one
                 MarkdownArtifact(
@@ -197,7 +220,7 @@ def rejection(recipe: str) -> str:
     return str(verdict["reason"]) if verdict and not verdict["promote"] else ""
 
 
-def _shown(recipe: str, run: Run, found: Findings) -> str:
+def _shown(recipe: str, found: Findings) -> str:
     """Return what came out as Markdown: in words, where to look, what was changed, the table."""
     table = RunFolders(recipe).table
     if not table.exists():
@@ -205,7 +228,7 @@ def _shown(recipe: str, run: Run, found: Findings) -> str:
     parts = [
         "\n".join(f"- {line}" for line in found.words),
         _links(found),
-        _changed(recipe, run),
+        _changed(found),
         _lost(found.lost),
         table.read_text(),
     ]
@@ -224,25 +247,21 @@ def _links(found: Findings) -> str:
     return " · ".join(filter(None, links))
 
 
-def _changed(recipe: str, run: Run) -> str:
+def _changed(found: Findings) -> str:
     """Return a table of the values that differ from the run before."""
-    try:
-        before = run_before.of_run(recipe, run.id)
-    except ConnectionError:
+    if not found.before:
         return ""
-    if before is None:
-        return ""
-    if not before.changed:
-        return f"Nothing of the recipe or its code differs from the run before, {before.name}."
+    if not found.changed:
+        return f"No value of the recipe differs from the run before, {found.before}."
     rows = [
         f"| `{name}` | {_code(values[0])} | {_code(values[1])} |"
-        for name, values in [*before.changed.items()][:MOST_CHANGED]
+        for name, values in [*found.changed.items()][:MOST_CHANGED]
     ]
-    more = len(before.changed) - len(rows)
+    more = len(found.changed) - len(rows)
     if more > 0:
         rows.append(f"| … {more} more | | |")
     return "\n".join(
-        [f"| differs from the run before | {before.name} | now |", "|---|---|---|", *rows]
+        [f"| differs from the run before | {found.before} | now |", "|---|---|---|", *rows]
     )
 
 
@@ -266,11 +285,7 @@ def _table(recipe: str) -> str:
     if not file.exists():
         return ""
     verdict = _read(RunFolders(recipe).verdict)
-    return file.read_text() + (f"\nVerdict: {_sentence(verdict)}\n" if verdict else "")
-
-
-def _sentence(verdict: Mapping[str, Any]) -> str:
-    return f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
+    return file.read_text() + (f"\nVerdict: {verdict_sentence(verdict)}\n" if verdict else "")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from flows.tracking import paper_figures, pictures, run_figures, traces
+from flows.tracking import first_charts, paper_figures, pictures, run_figures, traces
 from flows.tracking.progress import Progress
 from flows.tracking.run import Run
 from flows.tracking.traces import MlflowTrace
@@ -62,7 +62,8 @@ def log_iteration(
         "trained_tokens_a_second": metrics["trained_tokens"] / parts["update"],
     }
     log_start = time.time()
-    run.log_metrics({**metrics, **speeds}, step=number, at=finished)
+    shown = {**metrics, **speeds, **first_charts.of(metrics)}
+    run.log_metrics(shown, step=number, at=finished)
     if number % settings.trace_every == 0 and settings.trace_questions:
         run.log_traces(partial(sample_traces, iteration, settings.trace_questions))
     timed = records

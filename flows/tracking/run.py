@@ -41,7 +41,6 @@ from flows.tracking.store import (
     full_uri,
     store_uri,
 )
-from params.schema.recipe import Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +51,11 @@ if TYPE_CHECKING:
 PIPELINE_RUN = "BEAMLINE_PIPELINE_RUN"  # environment variable: the parent of the stages' runs
 UNSENT = "unsent:"  # begins its value where the store does not have that run yet
 COMMIT_TAG = "mlflow.source.git.commit"  # which MLflow's UI shows as the run's version
+OUTS = (
+    "outs.json"  # artifact of a pipeline's run: DVC's digest of each out; before, tags dvc.<path>
+)
 COMMIT, DIGEST = "beamline.commit", "beamline.digest"  # tags of a registered model's version
+TIME = "%Y-%m-%d %H:%M:%S"  # in the name of a run with nothing special
 RETRY_AFTER = 30.0  # seconds without an attempt after one that failed
 
 log = logging.getLogger(__name__)
@@ -99,6 +102,18 @@ class Run:
         points = {metric_name(name): float(value) for name, value in values.items()}
         self._log("metrics", values=points, step=step, timestamp=round(at * 1000))
 
+    def log_curves(
+        self, curves: Mapping[str, Sequence[float]], steps: Sequence[int], at: float
+    ) -> None:
+        """Log whole curves at once: name -> a value for each of ``steps``; NaN is left out."""
+        points = [
+            (metric_name(name), float(value), step)
+            for name, values in curves.items()
+            for step, value in zip(steps, values, strict=True)
+            if not math.isnan(value)
+        ]
+        self._log("curves", points=points, timestamp=round(at * 1000))
+
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log parameters; nested mappings become dotted names. A logged one cannot change."""
         self._log("params", values=flatten(values))
@@ -128,6 +143,10 @@ class Run:
         that is resumed does not double its rows. Missing and non-finite values become null.
         """
         self._log("table", text=table_json(rows), name=name)
+
+    def log_text(self, text: str, name: str) -> None:
+        """Keep a text as the file ``name``, replacing one of that name."""
+        self._send_or_queue(lambda: OutboxMessage("file", {"name": name}, text.encode()))
 
     def log_file(self, path: Path) -> None:
         """Keep a copy of a file under its own name."""
@@ -287,9 +306,12 @@ def send_unsent() -> int:
 
 @contextmanager
 def pipeline_run(
-    recipe_name: str, recipe: Recipe, tags: Mapping[str, str] | None = None
+    recipe_name: str,
+    parameters: Mapping[str, Any],
+    tags: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> Iterator[Run]:
-    """Open the run of a whole pipeline, with the recipe as its parameters.
+    """Open the run of a whole pipeline, with its parameters; its name is ``name`` or has the time.
 
     While it is open, ``BEAMLINE_PIPELINE_RUN`` names to this process and its children the run that
     the stages belong under. It ends FINISHED, FAILED on an Exception, KILLED on any other exit
@@ -298,8 +320,8 @@ def pipeline_run(
     """
     send_unsent()
     labels = {"recipe": recipe_name, KIND_TAG: PIPELINE} | _prefect_tag() | dict(tags or {})
-    run = start_run(f"{recipe_name} {datetime.now():%Y-%m-%d %H:%M:%S}", labels)
-    run.log_params(recipe.model_dump(mode="json"))
+    run = start_run(name or f"{recipe_name} {datetime.now():{TIME}}", labels)
+    run.log_params(parameters)
     with _environment(PIPELINE_RUN, run.handle), _ending(run):
         yield run
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import sqlite3
 import ssl
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,12 +24,31 @@ from flows.host.plain_reasons import plain_reason
 from params.schema.addresses import is_loopback
 
 if TYPE_CHECKING:
+    from mlflow.entities import Experiment
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "beamline"
 NAME_TAG, PARENT_TAG = "beamline.run", "beamline.parent"  # names that hold without the store
 PARENT_RUN, KEY_TAG = "mlflow.parentRunId", "beamline.key"
 KIND_TAG, PIPELINE = "beamline.kind", "pipeline"  # of the runs of whole pipelines
+WHOLE_RUNS = f"tags.`{KIND_TAG}` = '{PIPELINE}'"
+TRAINING_MODE = "workflowType=machine_learning"  # of MLflow's UI, whose switch begins as "GenAI"
+# UIs of MLflow that have a switch for their mode begin with that of the switch instead
+EXPERIMENT_KIND, MODEL_TRAINING = "mlflow.experimentKind", "custom_model_development"
+NOT_CHOSEN = ("", "no_inferred_type")  # kinds that nobody has chosen, beside those MLflow infers
+INFERRED = "_inferred"  # ends those
+VIEW = "beamline"  # the id of the view of whole runs
+VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+WIDTHS = {  # pixels of its columns, in their order, by the ids of MLflow's UI
+    "attributes.`Run Name`": 310,
+    "runDateAndNestInfo": 130,
+    "metrics.`success/cold_start`": 125,
+    "metrics.`success/trained`": 115,
+    "tags.`verdict`": 270,
+    "duration": 80,
+    "params.`seed`": 60,
+    "params.`reinforce.algorithm`": 140,
+}
 LOCK_WAIT = 2.0  # seconds that one attempt waits for a locked SQLite store; MLflow itself waits 20
 
 
@@ -71,12 +92,6 @@ def runs_tagged(tag: str, value: str) -> list[dict[str, str]]:
         ]
 
 
-def params_of(run: str) -> dict[str, str]:
-    """Return the parameters of a run. Raises ConnectionError where the store cannot be read."""
-    with _reading() as client:
-        return dict(client.get_run(run).data.params) if client else {}
-
-
 def artifact_of(run: str, name: str) -> bytes | None:
     """Return a file that a run has kept; None where it has none, or there is no such run.
 
@@ -104,11 +119,50 @@ def page_of(address: str, run: str | None = None) -> str | None:
                 return None
             base = f"{address}/#/experiments/{experiment.experiment_id}/runs"
             if run is None:
-                search_filter = quote(f"tags.`{KIND_TAG}` = '{PIPELINE}'")
-                return f"{base}?searchFilter={search_filter}&orderByKey=attributes.start_time"
-            return f"{base}/{client.get_run(run).info.run_id}"
+                return f"{base}?{_whole_runs(experiment)}&{TRAINING_MODE}"
+            return f"{base}/{client.get_run(run).info.run_id}?{TRAINING_MODE}"
     except Exception:  # a link is a convenience
         return None
+
+
+def _whole_runs(experiment: Experiment) -> str:
+    """Return the options of a link to the list of pipelines' runs."""
+    if VIEW_TAG in experiment.tags:
+        return f"viewStateShareKey={VIEW}"
+    search_filter = quote(WHOLE_RUNS)
+    return f"searchFilter={search_filter}&orderByKey=attributes.start_time"
+
+
+def last_pipeline(recipe: str) -> tuple[str, dict[str, str]] | None:
+    """Return name and parameters of the newest run of a recipe's pipeline; None without one.
+
+    Raises ConnectionError where the store cannot be read.
+    """
+    with _reading() as client:
+        experiment = client.get_experiment_by_name(EXPERIMENT) if client else None
+        if client is None or experiment is None:
+            return None
+        found = client.search_runs(
+            [experiment.experiment_id],
+            f"{WHOLE_RUNS} and tags.recipe = '{recipe}'",
+            max_results=1,
+            order_by=["attributes.start_time DESC"],
+        )
+    return (str(found[0].info.run_name), dict(found[0].data.params)) if found else None
+
+
+def artifact_text(run: str, name: str) -> str | None:
+    """Return the text of a run's artifact; None where the run has no such artifact.
+
+    Raises ConnectionError where the store cannot be read.
+    """
+    try:
+        content = artifact_of(run, name)
+    except ConnectionError:
+        raise
+    except Exception as error:  # of whatever library keeps the files
+        raise OSError(plain_reason(error)) from error
+    return None if content is None else content.decode()
 
 
 def version_tags(model: str, which: str) -> dict[str, str] | None:
@@ -257,17 +311,47 @@ def _make_store(file: Path, connect: Callable[[str], object]) -> None:
 
 
 def experiment_id(client: MlflowClient, uri: str) -> str:
-    """Return the id of the project's experiment; make it where it is missing."""
-    if experiment := client.get_experiment_by_name(EXPERIMENT):
-        return experiment.experiment_id
+    """Return the id of the project's experiment; make it where it is missing.
+
+    It is of the kind whose page begins with runs, unless somebody has chosen another one.
+    """
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        return _make_experiment(client, uri)
+    kind = experiment.tags.get(EXPERIMENT_KIND, "")
+    if kind in NOT_CHOSEN or kind.endswith(INFERRED):
+        for name, value in experiment_tags().items():
+            client.set_experiment_tag(experiment.experiment_id, name, value)
+    return str(experiment.experiment_id)
+
+
+def _make_experiment(client: MlflowClient, uri: str) -> str:
     file = _sqlite_file(uri)
     artifacts = None if file is None else (file.absolute().parent / "mlartifacts").as_uri()
     try:
-        return client.create_experiment(EXPERIMENT, artifact_location=artifacts)
+        return str(client.create_experiment(EXPERIMENT, artifacts, tags=experiment_tags()))
     except Exception:
         if experiment := client.get_experiment_by_name(EXPERIMENT):  # another process was faster
-            return experiment.experiment_id
+            return str(experiment.experiment_id)
         raise
+
+
+def experiment_tags() -> dict[str, str]:
+    """Return the tags of the experiment: its kind, and a view of whole runs with their results.
+
+    MLflow knows no columns of an experiment; a view, which its UI saves as such a tag, has some.
+    """
+    state = {
+        "searchFilter": WHOLE_RUNS,
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "selectedColumns": [column for column in WIDTHS if "`" in column],
+        "columnOrder": list(WIDTHS),
+        "columnWidths": WIDTHS,
+    }
+    now = round(time.time() * 1000)
+    view = {"name": "Whole runs", "createdAt": now, "updatedAt": now, "state": json.dumps(state)}
+    return {EXPERIMENT_KIND: MODEL_TRAINING, VIEW_TAG: json.dumps(view)}
 
 
 def disconnect(client: MlflowClient) -> None:

@@ -38,7 +38,7 @@ def project(tmp_path, monkeypatch, empty_store):
     return folder
 
 
-def commit_run(success, champion=None, *, promote=True):
+def commit_run(success, champion=None, *, promote=True, commit=None):
     """What a run commits: its verdict and dvc.lock, with the policy in DVC's cache."""
     policy = Path("models/toy/trained")
     policy.mkdir(parents=True, exist_ok=True)
@@ -51,12 +51,18 @@ def commit_run(success, champion=None, *, promote=True):
     verdict = {
         "promote": promote,
         "reason": "it is better" if promote else "it is no better",
-        "champion": {"version": champion, "commit": None, "digest": ""} if champion else None,
+        "champion": {"version": champion, "commit": commit, "digest": ""} if champion else None,
         "difference": {"mean": 0.25, "low": 0.125, "high": 0.5, "probability": 0.99},
         "gates": [{"table": "questions", "passed": True}],
     }
     Path("reports/toy").mkdir(parents=True, exist_ok=True)
     Path("reports/toy/verdict.json").write_text(json.dumps(verdict))
+    means = {"cold start": 0.25, "trained": success}
+    measured = {
+        name: {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
+        for name, mean in means.items()
+    }
+    Path("reports/toy/metrics.json").write_text(json.dumps({"success": measured}))
     git("add", "--all")
     git("commit", "--quiet", "--message", f"a run that reaches {success}")
     return git("rev-parse", "HEAD"), digest
@@ -83,8 +89,6 @@ def test_promoted_run_is_a_version_with_tags(project):
         "beamline.commit": commit,
         "beamline.promoted": "true",
         "beamline.digest": digest,
-        "dvc.models/toy/trained": digest,
-        "dvc.data/toy/trees": "1" * 32,
         "verdict.promote": "true",
         "verdict.reason": "it is better",
         "verdict.champion": "null",
@@ -93,6 +97,26 @@ def test_promoted_run_is_a_version_with_tags(project):
         "verdict.difference.high": "0.5",
         "verdict.difference.probability": "0.99",
     }
+    assert held.description.splitlines() == [
+        "**Success** **50.0 %** [45.0, 55.0], before **25.0 %** [20.0, 30.0]  ",
+        "**Promote**: it is better  ",
+        f"**Restore**: `beamline reproduce {commit[:12]} --recipe toy`  ",
+        "**Recipe**: as it was",
+    ]
+
+
+def test_a_later_version_tells_what_differs_from_the_champion_before(project):
+    first = None
+    for number, rate in enumerate((0.001, 0.003)):
+        recipe = {"seed": 0, "reinforce": {"algorithm": "none", "learning_rate": rate}}
+        Path("params/toy.yaml").write_text(yaml.safe_dump(recipe))
+        first, _ = commit_run(0.5 + number / 10, champion=number or None, commit=first)
+        champions.promote("toy", first)
+    told = versions()[2].description
+    assert (
+        "**Recipe**: `reinforce.learning_rate` 0.001 → 0.003, "
+        "beside version 1, the champion before" in told
+    )
 
 
 def test_replay_adds_and_moves_nothing(project):

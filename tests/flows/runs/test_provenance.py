@@ -347,21 +347,30 @@ def test_changed_out_is_refused(project):
 
 
 def test_mlflow_run_is_the_oldest_with_the_digests(project):
-    commit = git.resolve(THIRD)
-    digests = {f"dvc.{path}": made for path, made in git.digests_at(THIRD, "toy").items()}
-    tag = "dvc.data/toy/questions"
-    for name, tags in {
-        "half": {tag: digests[tag]},
-        "whole": {**digests, "mlflow.source.git.commit": commit},
-        "later": digests,
-    }.items():
+    outs = git.digests_at(THIRD, "toy")
+    other = dict.fromkeys(outs, "0" * 32)
+    questions = {"data/toy/questions": outs["data/toy/questions"]}
+    pipeline = {"recipe": "toy", store.KIND_TAG: store.PIPELINE}
+    for name, tags, kept in (
+        ("none", pipeline, other),
+        ("half", {f"dvc.{path}": made for path, made in questions.items()}, {}),
+        ("whole", pipeline, outs),
+        ("later", pipeline, outs),
+        ("stopped", pipeline, {}),
+    ):
         run = track.start_run(name, tags)
+        if kept:
+            run.log_text(json.dumps(kept), track.OUTS)
         track.start_run(f"stage of {name}", {}, run.handle).end("FINISHED")
         run.end("FINISHED")
     found = link(chain("data/toy/questions", THIRD), "MLflow run")
     assert found.name == "whole"
     assert found.facts[0].startswith("stage of whole: ")
     assert found.facts[-1] == "2 more with the same digest"
+    older = track.start_run("older", {f"dvc.{path}": made for path, made in outs.items()})
+    older.end("FINISHED")
+    found = link(chain("data/toy/questions", THIRD), "MLflow run")
+    assert found.name == "older", "with tags, as versions before the artifact wrote them"
     nowhere = link(chain("models/toy/trained", FIRST), "MLflow run")
     assert nowhere.name == "not found in sqlite:///.beamline/mlflow.db"
 

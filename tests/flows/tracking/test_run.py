@@ -29,7 +29,8 @@ def recipe():
     dialogue = Dialogue.model_construct(system="Use the tool: it's exact.")
     rollout = Rollout.model_construct(leaves=4, draw=False, temperature=1.0)
     reinforce = Reinforce.model_construct(algorithm="arpo", rollout=rollout)
-    return Recipe.model_construct(seed=3, dialogue=dialogue, reinforce=reinforce)
+    made = Recipe.model_construct(seed=3, dialogue=dialogue, reinforce=reinforce)
+    return made.model_dump(mode="json")
 
 
 # runs and their order
@@ -311,8 +312,7 @@ def test_faulty_message_does_not_hold_up_others(client, folder, caplog):
 QUEUEING = """
 import os, signal
 from flows.tracking.run import pipeline_run, stage_run
-from params.schema.recipe import Recipe
-with pipeline_run('tiny', Recipe.model_construct(seed=3)), \\
+with pipeline_run('tiny', {'seed': 3}), \\
      stage_run('tiny', 'reinforce', 'same') as run:
     run.log_metrics({'reward': 0.5, 'kl': float('nan')}, 0, 1000.0)
     run.log_table([{'a': 1}], 'a.json')

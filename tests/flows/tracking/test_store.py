@@ -1,3 +1,4 @@
+import json
 import signal
 import sqlite3
 import subprocess
@@ -7,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from flows.tracking import store
-from flows.tracking.run import stage_run
+from flows.tracking.run import pipeline_run, stage_run
 
 
 def test_processes_that_start_at_once_share_a_store(tmp_path, monkeypatch, child):
@@ -85,3 +86,46 @@ def test_store_is_inside_a_checkout_of_any_name(tmp_path, monkeypatch, name):
     address = store.store_uri(worktree)
     monkeypatch.chdir(worktree)
     assert store.connect(address).get_run(run.id).info.status == "FINISHED"
+
+
+# what MLflow's UI opens the experiment with
+
+
+def test_experiment_opens_with_its_runs_unless_somebody_chose_another_kind(client):
+    identifier = store.experiment_id(client, store.store_uri())
+    made = client.get_experiment(identifier).tags
+    assert made[store.EXPERIMENT_KIND] == "custom_model_development"
+    view = json.loads(json.loads(made[store.VIEW_TAG])["state"])
+    assert view["searchFilter"] == store.WHOLE_RUNS
+    assert "metrics.`success/trained`" in view["selectedColumns"]
+    assert store.page_of("http://here").endswith(
+        "/runs?viewStateShareKey=beamline&workflowType=machine_learning"
+    )
+
+    kinds = {
+        "genai_development_inferred": store.MODEL_TRAINING,  # as MLflow's UI writes it by itself
+        "no_inferred_type": store.MODEL_TRAINING,
+        "genai_development": "genai_development",
+        "finetuning": "finetuning",
+    }
+    for kind, expected in kinds.items():
+        client.set_experiment_tag(identifier, store.EXPERIMENT_KIND, kind)
+        assert store.experiment_id(client, store.store_uri()) == identifier
+        assert client.get_experiment(identifier).tags[store.EXPERIMENT_KIND] == expected
+
+
+def test_experiment_of_an_older_version_gets_kind_and_view(client):
+    identifier = client.create_experiment(store.EXPERIMENT)
+    assert "searchFilter=tags.%60beamline.kind%60%20%3D%20%27pipeline%27" in store.page_of("")
+    assert store.experiment_id(client, store.store_uri()) == identifier
+    assert client.get_experiment(identifier).tags.keys() >= store.experiment_tags().keys()
+
+
+def test_newest_pipeline_of_a_recipe_is_the_run_before(client):
+    assert store.last_pipeline("tiny") is None
+    for recipe, seed in (("tiny", 1), ("tiny", 2), ("other", 3)):
+        with pipeline_run(recipe, {"seed": seed}, name=f"{recipe} seed={seed}") as run:
+            run.log_text("kept", "note.txt")
+    assert store.last_pipeline("tiny") == ("tiny seed=2", {"seed": "2"})
+    assert store.artifact_text(run.id, "note.txt") == "kept"
+    assert store.artifact_text(run.id, "nothing.txt") is None
