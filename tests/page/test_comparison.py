@@ -27,7 +27,12 @@ def file(results, monkeypatch, capsys):
     return results / capsys.readouterr().out.strip()
 
 
-def test_shows_what_the_tables_have(opened, file):
+def test_shows_what_the_tables_have(opened, emulated, file):
+    for width, scheme in ((390, "dark"), (1280, "light")):
+        emulated(width, scheme=scheme)
+        shown = opened(file).drawn("curves")
+        assert shown.violations() == []
+        assert shown.run("return document.documentElement.scrollWidth") <= width
     shown = opened(file).drawn("curves")
     assert shown.requests() == [] and shown.complaints() == []
     rows = [
