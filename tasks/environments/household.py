@@ -51,6 +51,8 @@ class HouseholdSettings(Frozen):
     penalty: Float  # reward of a command that is not admissible
     expert: Literal["planner", "searcher"]  # searcher: looks for things; planner: knows where
     wrong_act: Probability  # chance that an act of the expert is a random admissible one
+    # of a made training game: to call its things by made-up names, so that a policy learns to copy
+    renamed: Probability = 0.0
     seconds: Positive = 60  # of a start or an act; a room of 40 receptacles takes some to load
 
 
@@ -219,13 +221,17 @@ def solvable(
     for _ in range(TRIES):
         most = settings.receptacles, settings.things
         problem = problems.draw(kind, split, *most, settings.held_out, chance)
+        other_names = (
+            split == "train" and settings.renamed > 0 and chance.random() < settings.renamed
+        )
         if (
             problem
             and shortest <= problems.fewest_acts(problem) <= settings.steps
             and split in ("test", problems.split_of(problem))
             and shortest <= (acts := len(plan_of(problem))) <= settings.steps
         ):
-            return {"acts": acts, "problem": problem.as_data()}
+            named = problems.renamed(problem, chance) if other_names else problem
+            return {"acts": acts, "problem": named.as_data()}
     return None
 
 
