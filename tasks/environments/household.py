@@ -221,17 +221,15 @@ def solvable(
     for _ in range(TRIES):
         most = settings.receptacles, settings.things
         problem = problems.draw(kind, split, *most, settings.held_out, chance)
-        other_names = (
-            split == "train" and settings.renamed > 0 and chance.random() < settings.renamed
-        )
         if (
             problem
             and shortest <= problems.fewest_acts(problem) <= settings.steps
             and split in ("test", problems.split_of(problem))
             and shortest <= (acts := len(plan_of(problem))) <= settings.steps
         ):
-            named = problems.renamed(problem, chance) if other_names else problem
-            return {"acts": acts, "problem": named.as_data()}
+            if split == "train" and chance.random() < settings.renamed:
+                problem = problems.renamed(problem, chance)
+            return {"acts": acts, "problem": problem.as_data()}
     return None
 
 
