@@ -375,6 +375,8 @@ def _run(recipe: str) -> int:
     what = f"params{listed} own data/sources dvc.yaml dvc.lock reports/{recipe}"
     print(f"to keep it        git add {what} && git commit")
     print(f"as a commit       beamline retrain {recipe}, once the changes are committed")
+    if (page := RunFolders(recipe).reports / "page.html").is_file():
+        print(f"its page          {page}, which a browser opens")
     return 0
 
 

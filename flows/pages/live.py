@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 
@@ -19,14 +20,16 @@ NEWEST = 2  # iterations whose trees are in the page: it is written in a second
 log = logging.getLogger(__name__)
 
 
-def show(training: Training, iterations: Sequence[Iteration], alarms: Sequence[Alarm]) -> None:
-    """Write the page of the iterations so far; a failure ends no training."""
+def show(
+    training: Training, iterations: Sequence[Iteration], alarms: Sequence[Alarm]
+) -> Path | None:
+    """Write the page of the iterations so far and return it; None for a failure, which ends none."""
     try:
         inputs = collect_inputs(training, iterations)
         older = len(iterations) - NEWEST
         tables = [one if number >= older else {} for number, one in enumerate(inputs.tables)]
         curve = collect.curve_of(inputs, training.start.seed)
-        page_file.write_live(
+        return page_file.write_live(
             training.start.recipe,
             training.recipe,
             collect.joined(tables),
@@ -35,6 +38,7 @@ def show(training: Training, iterations: Sequence[Iteration], alarms: Sequence[A
         )
     except Exception as error:  # whatever it is, training goes on
         log.warning("the page of the training was not written: %s: %s", type(error).__name__, error)
+        return None
 
 
 def _value(value: float) -> float | None:

@@ -133,7 +133,9 @@ def iterate(training: Training, run: Run) -> tuple[list[Iteration], list[Seconds
         watch.look(reinforce_report.metrics_of(iteration), validated, run, progress, finished)
         # what comes from the ledger is shown with what follows; the last has the whole page
         if validated and computed and len(iterations) < section.iterations:
-            live.show(training, iterations, list(watch.history.raised.values()))
+            page = live.show(training, iterations, list(watch.history.raised.values()))
+            if page and len(iterations) == 1:
+                progress.write(f"{page} shows the training, and is written at each validation")
         began = time.time()
     progress.close()
     return iterations, seconds

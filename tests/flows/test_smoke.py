@@ -50,6 +50,7 @@ def test_a_run_ends_with_the_table_and_dvc_finds_nothing_left_to_do(unbroken):
     folder, said = unbroken
     table = (folder / "reports/smoke/table.md").read_text()
     assert table in said
+    assert "its page          reports/smoke/page.html, which a browser opens\n" in said
     assert "success, arithmetic (%)" in table
     verdict = json.loads((folder / "reports/smoke/verdict.json").read_text())
     assert (
