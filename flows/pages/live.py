@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def show(
     training: Training, iterations: Sequence[Iteration], alarms: Sequence[Alarm]
 ) -> Path | None:
-    """Write the page of the iterations so far and return it; None for a failure, which ends none."""
+    """Write the page of the iterations so far and return it; None where that fails."""
     try:
         inputs = collect_inputs(training, iterations)
         older = len(iterations) - NEWEST
