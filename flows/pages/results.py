@@ -13,6 +13,7 @@ from flows.analysis.rises import Measured
 from flows.tracking import comparison_report
 from flows.tracking import comparison_tables as tables
 from flows.tracking.comparison_tables import COLD_START, Result
+from flows.tracking.run_summary import verdict_sentence
 from params import recipe_files
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe, algorithm_of
@@ -37,9 +38,7 @@ def outcome(name: str) -> dict[str, Any]:
             for agent, values in agents.items()
         ],
         "panel": panels.sentence(panel) if panel else "",
-        "verdict": f"{'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
-        if verdict
-        else "",
+        "verdict": verdict_sentence(verdict) if verdict else "",
     }
 
 

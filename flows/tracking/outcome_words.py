@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.tracking.progress import duration
+from flows.tracking.run_summary import verdict_sentence
 
 CHANCE = 0.05  # a p-value below it is a difference beyond chance
 COSTS = ("tool errors a question", "tool calls a question", "response length")
@@ -44,9 +45,7 @@ def compared_with(verdict: Mapping[str, Any]) -> str:
 
 def sentence(verdict: Mapping[str, Any]) -> str:
     """Return a verdict with its reason; "" for none."""
-    if not verdict:
-        return ""
-    return f"verdict: {'promote' if verdict['promote'] else 'reject'}: {verdict['reason']}"
+    return f"verdict: {verdict_sentence(verdict)}" if verdict else ""
 
 
 def worse_kinds(measured: Measured, against: str) -> list[str]:
