@@ -6,6 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
+from flows.tracking.run_summary import verdict_sentence
 from flows.workers import stage, substep_tasks
 from params.run_folders import RunFolders
 from tasks import recipes
@@ -29,7 +30,7 @@ def verdict_flow(name: str) -> None:
     with substep_tasks.opened() as ledger:
         record = verdict(SubStep(name, "verdict", 0, recipe.seed, ledger), inputs)
     artifacts.publish(artifacts.output(record, "verdict"), folders.verdict)
-    print(f"verdict: {'promote' if record['promote'] else 'reject'}: {record['reason']}")
+    print(f"verdict: {verdict_sentence(record)}")
 
 
 if __name__ == "__main__":
