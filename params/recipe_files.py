@@ -8,7 +8,6 @@ from there.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -223,28 +222,6 @@ def _at(values: Any, path: Sequence[str]) -> Any:
             return MISSING
         values = values[part]
     return values
-
-
-def difference_lines(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value that differs between two whole recipes: key: before -> now.
-
-    A key that one of them leaves out has its default there, where it has one.
-    """
-    changed = _differences(_with_defaults(before), _with_defaults(now), ())
-    return [
-        f"{'.'.join(path)}: {shown(old)} -> {shown(new)}"
-        for path, old, new in changed
-        if not (old is None and new is MISSING)  # a key of an older form that chose nothing
-    ]
-
-
-def _with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the defaults of the keys that its sections leave out."""
-    whole = copy.deepcopy(dict(values))
-    for key, default in _left_out(values).items():
-        *path, last = key.split(".")
-        _at(whole, path)[last] = default
-    return whole
 
 
 def _differences(

@@ -50,9 +50,13 @@ def write_against(name: str, other: str) -> Path:
             against.PastRun(name, name, Path()), against.PastRun(other, other, Path()), recipe
         )
     here = against.PastRun(f"{name} here", name, Path())
-    if Path(other).is_dir():
-        return against.write_against(here, against.PastRun(other, name, Path(other)), recipe)
-    commit = git.resolve(other)
+    if (folder := Path(other)).is_dir():
+        title = folder.resolve().name
+        return against.write_against(here, against.PastRun(title, name, folder), recipe)
+    try:
+        commit = git.resolve(other)
+    except ValueError as error:
+        raise ValueError(f"--against: there is no recipe or folder {other}, and {error}") from None
     restored = restore(commit, name)
     return against.write_against(here, against.PastRun(commit[:SHORT], name, restored), recipe)
 
@@ -76,6 +80,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--comparison", action="store_true", help="the page of a comparison")
     parser.add_argument("--against", metavar="OTHER", help="another run: recipe, folder or commit")
     args = parser.parse_args(arguments)
+    if args.against and (args.comparison or args.iteration):
+        parser.error("--against takes neither --comparison nor --iteration")
     try:
         if args.against:
             print(write_against(args.recipe, args.against))

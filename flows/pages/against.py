@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 
 from flows.pages import answers, beside, facts, forest, results
 from flows.pages.forest import Block, Tables
-from flows.pages.html_file import as_json, compressed, write
-from flows.pages.page_file import entry, fitting
+from flows.pages.html_file import bounded_block, write
+from flows.pages.page_file import MOST_EVALUATED, entry, fitting
 from flows.tracking import curve_file
+from flows.tracking.run import flatten
+from flows.tracking.run_summary import differing
 from flows.tracking.traces import EVALUATION
 from params import recipe_files
 from params.run_folders import RunFolders
@@ -46,10 +48,12 @@ def write_against(one: PastRun, other: PastRun, recipe: Recipe) -> Path:
     ``recipe``: that of the first. Questions that only one of them was asked are left out. Raises
     ValueError where the other has left no trees, or where they were asked no common question.
     """
+    if one.title == other.title:
+        raise ValueError(f"{other.title} is this run itself: name another one")
     runs = (other, one)  # what changed is told from the other to this one
     tables = {run.title: forest.open_tables(run.recipe, run.root) for run in runs}
     pairs = _iterations(tables[other.title], tables[one.title])
-    blocks = fitting(sorted(pairs), lambda number: _packed(_training(runs, tables, pairs, number)))
+    blocks = fitting(sorted(pairs), lambda number: _training(runs, tables, pairs, number))
     evaluated = _evaluation(runs)
     if not blocks and not evaluated["questions"]:
         raise ValueError(
@@ -71,25 +75,17 @@ def write_against(one: PastRun, other: PastRun, recipe: Recipe) -> Path:
         "about": [_about(run) for run in (one, other)],
         "policy_check": "",
         "runs": [
-            facts.curve_of(run.title, run.recipe, recipe.reinforce.questions, run.root)
-            for run in (one, other)
+            facts.curve_of(run.title, run.recipe, _questions(run), run.root) for run in (one, other)
         ],
         "rises": [],
         "before": None,
         **_outcome(one, other, recipe),
         **results.settings(one.recipe, recipe),
-        "recipe_changed": recipe_files.difference_lines(_values(other), _values(one)),
+        "recipe_changed": facts.change_lines(differing(_flat(other), _flat(one))),
     }
     shown = {str(number): block for number, block in blocks.items()}
-    return write(
-        Path(FILE.format(one.recipe, re.sub(r"[^\w.-]+", "-", other.title))),
-        data,
-        shown | {EVALUATION: _packed(evaluated)},
-    )
-
-
-def _packed(block: Block) -> str:
-    return compressed(as_json(block))
+    shown[EVALUATION] = bounded_block(evaluated, MOST_EVALUATED)
+    return write(Path(FILE.format(one.recipe, re.sub(r"[^\w.-]+", "-", other.title))), data, shown)
 
 
 def _iterations(other: Tables, one: Tables) -> dict[int, int]:
@@ -138,6 +134,15 @@ def _about(run: PastRun) -> str:
         f"{len(curve_file.of_training(curve).get(curve_file.NUMBER, []))} iterations, "
         f"seed {values['seed']}"
     )
+
+
+def _questions(run: PastRun) -> int:
+    """Return how many questions an iteration of a run asks."""
+    return int(_values(run)["reinforce"]["questions"])
+
+
+def _flat(run: PastRun) -> dict[str, str]:
+    return flatten(_values(run))
 
 
 def _values(run: PastRun) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from flows.pages.answers import ledger_folders
 from flows.runs import earlier_run, git
 from flows.tracking import curve_file
 from flows.tracking.alarms import Alarm, History
+from flows.tracking.run_summary import Changes
 from params.run_folders import RunFolders
 from params.schema.prepare import Policy, TinyPolicy
 from params.schema.recipe import Recipe
@@ -23,7 +24,7 @@ REWARD = "reward"
 Row = dict[str, Any]
 
 
-def of_run(name: str, recipe: Recipe, finished: bool, before: Row | None = None) -> dict[str, Any]:
+def of_run(name: str, recipe: Recipe, *, finished: bool, before: Row | None = None) -> Row:
     """Return the facts of a recipe's run in this checkout; ``finished``: it has its results.
 
     ``before``: what is known of the run before; None: it is looked for among committed runs.
@@ -60,14 +61,17 @@ def _before(name: str, finished: bool) -> Row | None:
     if earlier is None:
         return None
     success = earlier.metrics.get("success", {}).get("trained")
-    changes = earlier_run.changes(earlier, name)
-    return {"name": f"commit {earlier.commit[:10]}", "changes": changes, "success": success}
+    return run_before(f"commit {earlier.commit[:10]}", earlier_run.changes(earlier, name), success)
 
 
-def run_before(name: str, changed: Mapping[str, tuple[str, str]]) -> Row:
-    """Return what a page says of a run before: its name, and what differs, old and new."""
-    changes = [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
-    return {"name": name, "changes": changes, "success": None}
+def run_before(name: str, changed: Changes, success: Row | None = None) -> Row:
+    """Return what a page says of a run before: its name, what differs, and its success."""
+    return {"name": name, "changes": change_lines(changed), "success": success}
+
+
+def change_lines(changed: Changes) -> list[str]:
+    """Return a line for each value that differs: key: before -> now."""
+    return [f"{key}: {old} -> {new}" for key, (old, new) in changed.items()]
 
 
 # ---------------------------------------------------------------- alarms

@@ -93,19 +93,15 @@ def iteration(
     tables: Tables,
     number: int,
     traced: Mapping[tuple[str, int], str],
-    most: int = -1,
     root: Path = Path(),
 ) -> Block:
-    """Return what the page shows of an iteration, or of its first ``most`` questions.
+    """Return what the page shows of an iteration.
 
     ``traced``: (question, leaf) -> the id of its trace in MLflow. ``root``: the checkout that has
     the run's policy.
     """
     frames = {name: _of(table, number) for name, table in tables.items()}
     questions: list[dict[str, Any]] = frames["questions"].to_dict("records")  # type: ignore[assignment]
-    questions = questions[:most] if most >= 0 else questions
-    ids = {question["id"] for question in questions}
-    frames["nodes"] = frames["nodes"][frames["nodes"]["question"].isin(ids)]
     texts = Texts(recipe, frames["nodes"], root)
     rows = {name: _by_question(frame) for name, frame in frames.items() if name != "questions"}
     called = _calls(recipe, [rows["nodes"][question["id"]] for question in questions], root)

@@ -11,6 +11,7 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,18 @@ def plotly_source() -> str:
 def digest_of(script: str) -> str:
     """Return a script's digest as a content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def bounded_block(block: Mapping[str, Any], most: int) -> str:
+    """Return a block of questions as a page has it, in at most ``most`` bytes.
+
+    Its first half is taken as often as it is too large; one question is kept in any case.
+    """
+    shown = compressed(as_json(block))
+    questions = block["questions"]
+    if len(shown) <= most or len(questions) < 2:
+        return shown
+    return bounded_block({**block, "questions": questions[: len(questions) // 2]}, most)
 
 
 def as_json(value: Any) -> str:

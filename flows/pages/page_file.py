@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.pages import answers, beside, facts, forest, opening, results
-from flows.pages.html_file import as_json, compressed, write
+from flows.pages.html_file import bounded_block, write
 from flows.tracking import store
 from flows.tracking.alarms import Alarm
 from flows.tracking.comparison_tables import Result
@@ -16,6 +16,7 @@ from params.schema.recipe import Recipe
 
 COMPARISON = "reports/{}/comparison.html"
 MOST_BYTES = 24 * 2**20  # of the blocks of all iterations; plotly and the rest are 3 MB
+MOST_EVALUATED = MOST_BYTES // 3  # of that of the evaluation, beside them
 TRACES = "/traces?selectedEvaluationId="  # of MLflow's UI, before the id of a trace
 
 Links = dict[str, str]  # "run" and "traces": addresses in MLflow
@@ -43,19 +44,12 @@ def write_run(
         )
     traced = forest.traced(name, tables, recipe.reinforce, recipe.seed)
 
-    def made(number: int) -> str:
-        """Return an iteration's block, with half of its questions as often as it is too large."""
-        most = -1
-        while True:
-            shown = forest.iteration(name, tables, number, traced.get(number, {}), most)
-            block = compressed(as_json(shown))
-            if len(block) <= MOST_BYTES or len(shown["questions"]) < 2:
-                return block
-            most = len(shown["questions"]) // 2
-
-    blocks = fitting(sorted(numbers) or known, made)
+    blocks = fitting(
+        sorted(numbers) or known,
+        lambda number: forest.iteration(name, tables, number, traced.get(number, {})),
+    )
     data = _of_training(name, recipe, tables, blocks) | {
-        **facts.of_run(name, recipe, True, before),
+        **facts.of_run(name, recipe, finished=True, before=before),
         "iterations": [{**one, "there": one["number"] in blocks} for one in every],
         "links": links or {},
         "rises": [*results.rises_of(name).items()],
@@ -66,7 +60,7 @@ def write_run(
     if evaluated := answers.of_run(name):
         data["changed"] = beside.changed(evaluated)
         data["iterations"].append(entry(evaluated))
-        shown[EVALUATION] = compressed(as_json(evaluated))
+        shown[EVALUATION] = bounded_block(evaluated, MOST_EVALUATED)
     return write(Path(PAGE.format(name)), data, shown)
 
 
@@ -88,14 +82,14 @@ def write_live(
     missing = {"questions": 0, "leaves": 0, "there": False}
     numbers = sorted(int(number) for number in curve["iteration"] if number is not None)
     data = _of_training(name, recipe, tables, there) | {
-        **facts.of_run(name, recipe, False),
+        **facts.of_run(name, recipe, finished=False),
         "iterations": [there.get(one, {"number": one, **missing}) for one in numbers],
         "links": {},
         "runs": [{"title": name, "curve": curve, "alarms": facts.listed(alarms)}],
         "rises": [],
         **results.NO_OUTCOME,
     }
-    shown = {str(block["iteration"]): compressed(as_json(block)) for block in blocks}
+    shown = {str(block["iteration"]): bounded_block(block, MOST_BYTES) for block in blocks}
     return write(Path(PAGE.format(name)), data, shown)
 
 
@@ -147,12 +141,12 @@ def links_to_last(recipe: str, address: str) -> Links:
     return links_to(whole[-1], address) if whole else {}
 
 
-def fitting(numbers: Sequence[int], make_block: Callable[[int], str]) -> dict[int, str]:
+def fitting(numbers: Sequence[int], make_block: Callable[[int], forest.Block]) -> dict[int, str]:
     """Make blocks while MOST_BYTES hold them: of the last iteration, the first, those between."""
     blocks: dict[int, str] = {}
     size = 0
     for number in spread(numbers):
-        block = make_block(number)
+        block = bounded_block(make_block(number), MOST_BYTES)
         size += len(block)
         if blocks and size > MOST_BYTES:
             break

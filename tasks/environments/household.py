@@ -51,8 +51,6 @@ class HouseholdSettings(Frozen):
     penalty: Float  # reward of a command that is not admissible
     expert: Literal["planner", "searcher"]  # searcher: looks for things; planner: knows where
     wrong_act: Probability  # chance that an act of the expert is a random admissible one
-    # of a made training game: to call its things by made-up names, so that a policy learns to copy
-    renamed: Probability = 0.0
     seconds: Positive = 60  # of a start or an act; a room of 40 receptacles takes some to load
 
 
@@ -227,8 +225,6 @@ def solvable(
             and split in ("test", problems.split_of(problem))
             and shortest <= (acts := len(plan_of(problem))) <= settings.steps
         ):
-            if split == "train" and chance.random() < settings.renamed:
-                problem = problems.renamed(problem, chance)
             return {"acts": acts, "problem": problem.as_data()}
     return None
 

@@ -17,6 +17,7 @@ from tasks import recipes
 from tasks.trees.tree import PROGRAM, CallResult, Observation
 from tests.page.conftest import RECIPE
 
+AGENTS = ("cold start", "trained")
 HOSTILE = (
     "</script><img src=x onerror=\"document.title='hacked'\"><!-- <b>&amp;\u2028\u2029"
     "\u202e\u05d0\u0000\u001b " + "é漢🙂" + "W" * 3000
@@ -303,6 +304,10 @@ def test_blocks_that_do_not_fit_are_left_out(opened, written, grown, monkeypatch
     assert "--iteration 1" in shown.text("note")
     chosen = opened(written(trees, numbers=[1])).drawn("icicle")
     assert chosen.run("return here()") == [1]
+    monkeypatch.setattr(page_file, "MOST_EVALUATED", 1)
+    answers = {agent: [single(grown(f"q{i}"), 2) for i in range(5)] for agent in AGENTS}
+    cut = opened(written(trees, agents=answers), "#iteration=evaluation").drawn("icicle")
+    assert "The page has 1 of the 5 questions" in cut.text("note")
 
 
 def test_spread_numbers_begin_everywhere():
@@ -476,7 +481,11 @@ def test_runs_without_a_common_question_are_refused(written, grown, monkeypatch,
     monkeypatch.chdir(one)
     assert command.main([RECIPE, "--against", str(other)]) == 2
     assert "were asked no common question" in capsys.readouterr().err
-    call = ("git", "init", "--quiet")
-    subprocess.run(call, cwd=one, check=True)
-    assert command.main([RECIPE, "--against", "no-such-commit"]) == 2
-    assert "'no-such-commit' names no commit" in capsys.readouterr().err
+    subprocess.run(("git", "init", "--quiet"), cwd=one, check=True)
+    assert command.main([RECIPE, "--against", "smok"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no recipe or folder smok, and 'smok' names no commit here" in said
+    assert command.main([RECIPE, "--against", RECIPE]) == 2
+    assert f"{RECIPE} is this run itself" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main([RECIPE, "--against", str(other), "--comparison"])

@@ -13,7 +13,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tasks.environments.alfworld import alfworld_game
@@ -35,7 +35,6 @@ HELD_OUT = frozenset(
     {"Tomato", "Cup", "Pan", "Spatula", "Laptop", "CellPhone", "Pencil", "SoapBar"}
 )
 COPIES = 2  # most things of a kind
-MADE_UP = 200  # names that no thing of ALFWorld has
 SHORTEST = {"pick": 5, "look": 5, "clean": 8, "heat": 7, "cool": 7, "two": 9}  # acts of a plan
 SHORTEST_OF_MOST = {"heat": 8, "cool": 8}  # in three of four games
 CHARACTERS = {"|": "_bar_", "+": "_plus_", "-": "_minus_", ".": "_dot_", ",": "_comma_"}
@@ -52,17 +51,10 @@ class RoomTask:
     target: str  # kind of thing
     destination: str  # kind of receptacle; of the lamp for "look"
     wording: int  # which of the two wordings of the goal
-    names: Mapping[str, str] = field(default_factory=dict)  # kinds of things -> their other names
 
     def as_data(self) -> dict[str, Any]:
         """Return what JSON can hold."""
-        data = {**vars(self), "receptacles": list(self.receptacles), "things": dict(self.things)}
-        return data if self.names else {key: data[key] for key in data if key != "names"}
-
-    def called(self, name: str) -> str:
-        """Return what a kind, or a thing with its number, is called in the game."""
-        kind, *number = name.split("|")
-        return "|".join([self.names.get(kind, kind), *number])
+        return {**vars(self), "receptacles": list(self.receptacles), "things": dict(self.things)}
 
     @staticmethod
     def of_data(data: Mapping[str, Any]) -> RoomTask:
@@ -161,29 +153,6 @@ def draw(
     if things is None:
         return None
     return RoomTask(kind, room, receptacles, things, target, destination, wording)
-
-
-def renamed(problem: RoomTask, chance: random.Random) -> RoomTask:
-    """Return a problem whose kinds of things have made-up names.
-
-    A policy that has learned a few dozen kinds by heart fails where it is asked for another one;
-    one that has met many names has to copy them from the task.
-    """
-    kinds = sorted({_kind(each) for each in problem.things} - set(LAMPS))
-    return replace(
-        problem, names=dict(zip(kinds, chance.sample(made_up(), len(kinds)), strict=True))
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def made_up() -> tuple[str, ...]:
-    """Return MADE_UP names of two syllables, always the same ones."""
-    chance = random.Random("made-up names")
-    names: dict[str, None] = {}
-    while len(names) < MADE_UP:
-        letters = [chance.choice(each) for each in ("bdfgklmnprtvz", "aeiou") * 2 + ("bdgklmnprt",)]
-        names["".join(letters).capitalize()] = None
-    return tuple(names)
 
 
 def split_of(problem: RoomTask) -> str:
@@ -318,8 +287,7 @@ def _kind(name: str) -> str:
 
 def wording(problem: RoomTask) -> str:
     """Return the goal in words, as ALFWorld puts it."""
-    target = problem.called(problem.target)
-    words = {"obj": target, "recep": problem.destination, "toggle": problem.destination}
+    words = {"obj": problem.target, "recep": problem.destination, "toggle": problem.destination}
     template: str = lists().goals[problem.kind]["templates"][problem.wording]
     return template.format(**{name: word.lower() for name, word in words.items()}, mrecep="")
 
@@ -331,10 +299,10 @@ def pddl(problem: RoomTask) -> str:
     objects = [
         "agent1 - agent",
         *(f"{_id(each)} - receptacle" for each in problem.receptacles),
-        *(f"{_id(problem.called(each))} - object" for each in problem.things),
+        *(f"{_id(each)} - object" for each in problem.things),
         *(f"{_location(number)} - location" for number in range(len(problem.receptacles) + 1)),
         *(f"{kind}Type - rtype" for kind in receptacles),
-        *(f"{problem.called(kind)}Type - otype" for kind in things),
+        *(f"{kind}Type - otype" for kind in things),
     ]
     facts = [
         "(= (total-cost) 0)",
@@ -342,15 +310,14 @@ def pddl(problem: RoomTask) -> str:
         *_facts_of_receptacles(problem),
         *_facts_of_things(problem),
         *(
-            f"(canContain {receptacle}Type {problem.called(thing)}Type)"
+            f"(canContain {receptacle}Type {thing}Type)"
             for receptacle in receptacles
             for thing in things
             if thing in lists().fits[receptacle]
         ),
     ]
     goal = lists().goals[problem.kind]["pddl"].replace("#", "-")
-    target = problem.called(problem.target)
-    names = {"obj": target, "recep": problem.destination, "toggle": problem.destination}
+    names = {"obj": problem.target, "recep": problem.destination, "toggle": problem.destination}
     lines = "\n ".join
     return (
         f"(define (problem made)\n(:domain alfred)\n(:objects\n {lines(objects)}\n)\n"
@@ -373,15 +340,14 @@ def _facts_of_things(problem: RoomTask) -> list[str]:
     facts = []
     for each, receptacle in problem.things.items():
         location = _location(1 + problem.receptacles.index(receptacle))
-        thing = _id(problem.called(each))
         facts += [
-            f"(objectType {thing} {problem.called(_kind(each))}Type)",
-            f"(inReceptacle {thing} {_id(receptacle)})",
-            f"(objectAtLocation {thing} {location})",
+            f"(objectType {_id(each)} {_kind(each)}Type)",
+            f"(inReceptacle {_id(each)} {_id(receptacle)})",
+            f"(objectAtLocation {_id(each)} {location})",
         ]
         can = [name for name, kinds in lists().able.items() if _kind(each) in kinds]
-        facts += [f"({name.lower()} {thing})" for name in can]
-        facts += [] if _kind(each) in LAMPS else [f"(pickupable {thing})"]
+        facts += [f"({name.lower()} {_id(each)})" for name in can]
+        facts += [] if _kind(each) in LAMPS else [f"(pickupable {_id(each)})"]
     return facts
 
 
