@@ -1,10 +1,11 @@
 """What a run says of its recipe, over a repository of git."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from flows.runs import dvc_command, recipe_values
+from flows.runs import dvc_command, earlier_run, git, recipe_values
 from flows.tracking.run import flatten
 from tasks import recipes
 from tests import toy_project as toy
@@ -61,3 +62,29 @@ def test_values_that_no_commit_has_are_in_the_name(committed, monkeypatch):
 def test_values_of_a_commit(committed):
     assert recipe_values.at(committed, "toy") == recipe_values.here("toy")
     assert recipe_values.at(committed, "other") == {}
+
+
+def commit_results(folder, success):
+    reports = folder / "reports/toy/metrics.json"
+    reports.parent.mkdir(parents=True, exist_ok=True)
+    reports.write_text(json.dumps({"success": {"trained": {"mean": success}}}))
+    return toy.commit(folder, f"success {success}")
+
+
+def test_run_before_is_the_newest_commit_with_other_results(committed, tmp_path):
+    assert earlier_run.before("toy", "") is None
+    first = commit_results(tmp_path, 0.5)
+    edit("bootstrap: 1", "bootstrap: 7")
+    toy.git(tmp_path, "checkout", "--quiet", "-b", "runs/toy-20260101-abc")
+    second = commit_results(tmp_path, 0.6)
+    toy.git(tmp_path, "checkout", "--quiet", "-")
+    here = Path("reports/toy/metrics.json").read_text()
+    found = earlier_run.before("toy", here)
+    assert (found.commit, found.metrics["success"]["trained"]["mean"]) == (second, 0.6)
+    assert earlier_run.changes(found, "toy") == {"evaluate.bootstrap": ("7", "1")}
+    of_branch = git.content(second, "reports/toy/metrics.json")
+    assert earlier_run.before("toy", of_branch).commit == first, "the run here is that one"
+    damaged = tmp_path / "reports/toy/metrics.json"
+    damaged.write_text("{")
+    toy.commit(tmp_path, "damaged")
+    assert earlier_run.before("toy", of_branch).commit == first
