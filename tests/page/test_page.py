@@ -359,6 +359,9 @@ def test_opens_where_rewards_differ_most_and_a_branch_started(opened, written, g
     tables = written([[unbranched, branched], [flat]])
     shown = opened(tables).drawn("icicle")
     assert shown.place() == {"iteration": "0", "question": "branched", "leaf": "0"}
+    alike = replace(branched, leaves=branched.leaves[2:3] * 2)
+    shown = opened(written([[alike, unbranched]])).drawn("icicle")
+    assert shown.place()["question"] == "unbranched", "a branch without a difference tells nothing"
 
 
 def test_before_and_after_stand_side_by_side(opened, evaluated):
@@ -471,7 +474,8 @@ def test_two_runs_stand_beside_each_other_by_question(opened, beside):
     assert shown.run(listed) == ["t0", "t2"], "t1 was asked in one of them alone"
     columns = "return [...document.querySelectorAll('.columns > div')].map(one => one.textContent)"
     other, own = shown.run(columns)
-    assert "run 1" in other and "run 0" not in other and "run 0" in own
+    assert "<think>run 1" in other and "run 0" not in other
+    assert "<think>run 0" in own and "run 1" not in own
     trees = "return view.block.questions[1].nodes.filter(node => node.parent === 0).length"
     assert shown.run(trees) == 4, "two turns of each tree below one prompt"
 
