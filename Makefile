@@ -13,7 +13,8 @@
 # make test-worlds  the tests of household, with ALFWorld's packages, which are added to .venv
 # make test-slurm  the recipe smoke under deploy/slurm, on a Slurm of this machine that the tests start
 # make test-machines  a run on two machines that share only a store, as network namespaces of this one
-# make test-page the tests of pages in a browser without a window: Chromium with its driver
+# make test-page the tests of pages in a browser without a window: Chromium with its driver; npm brings
+#                axe, which checks them for accessibility
 # make test-smollm  the tests of a real model, which comes as a Python package (93 MB)
 # make kills     the tests marked kills: runs, trainings and servers die, in the middle of sub-steps too
 # make chaos     kill, damage and cut off runs of the recipe smoke in some 40 ways: half an hour
