@@ -74,7 +74,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON = $(VENV)/bin/python
 PYTEST = $(PYTHON) -m pytest
 # Two workers: each takes one file after the other, so that the tests of a file share its fixtures,
-# or three, one test after the other: kills wait for heartbeats and for processes that end.
+# or three, one test after the other: kills wait for heartbeats and for processes that end. Tests of
+# vLLM take three, too: they wait for servers that start.
 BY_FILE = -n 2 --dist loadfile --no-loadscope-reorder
 BY_TEST = -n 3 --dist load --maxschedchunk 1
 
@@ -98,7 +99,7 @@ test-data: .venv/installed .venv/tokenizers/complete
 	@BEAMLINE_DATA="$$(realpath "$(DATA)")" $(PYTEST) $(BY_FILE) -m whole_files
 
 test-vllm: .venv-vllm/installed
-	@$(PYTEST) $(BY_FILE) tests/vllm
+	@$(PYTEST) $(BY_FILE) -n 3 tests/vllm
 
 test-gpu: .venv/installed
 	@$(PYTEST) tests/gpu
