@@ -6,14 +6,23 @@ from tests.tasks.programs.test_clients import answers, calling
 from tests.tasks.programs.test_token_exactness import check, in_tags
 
 FORGETFUL = """
+from itertools import count
 from pathlib import Path
 from own.wanderer import ask
 
+def numbered(name):
+    # Episodes run at once: creating a file, unlike counting files, gives a number to one of them.
+    for number in count():
+        try:
+            Path("{folder}", f"{{name}}-{{number}}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return number
+
 def run(task, endpoint):
-    seen = Path("{folder}", task.id + "-" + str(len(list(Path("{folder}").glob(task.id + "*")))))
-    seen.write_text("")
+    number = numbered(task.id)
     messages = list(task.messages)
-    if int(seen.name.rpartition("-")[2]) >= 2:
+    if number >= 2:
         messages[-1] = dict(messages[-1], content="Another question?")
     for _ in range(3):
         message = ask(endpoint, messages)
@@ -62,7 +71,7 @@ def test_branching_is_the_same_again(own, running):
 def test_a_program_that_asks_something_else_is_left_out(own, running, tmp_path):
     seen = tmp_path / "seen"
     seen.mkdir()
-    (own / "forgetful.py").write_text(FORGETFUL.replace("{folder}", str(seen)))
+    (own / "forgetful.py").write_text(FORGETFUL.format(folder=seen))
     asking = running(calling)
     trees, _ = asking.grow("own/forgetful.py:run", 6, 4, "entropy")
     outcomes = Counter(tree.nodes[leaf].outcome for tree in trees for leaf in tree.leaves)
