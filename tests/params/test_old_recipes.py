@@ -36,6 +36,9 @@ RETUNED = {
         *("reinforce__iterations", "reinforce__questions", "reinforce__rollout__rows"),
         *("reinforce__update__mini_batches", "prepare__questions__train"),
         *("prepare__expert__traces", "environment__household__wrong_act"),
+        *("prepare__policy__context", "dialogue__response_tokens", "dialogue__tool_calls"),
+        *("environment__household__steps", "reinforce__update__learning_rate"),
+        *("reinforce__update__gradient_clip", "reinforce__validation__publish"),
     ),
 }
 PYTHON = {
