@@ -20,6 +20,7 @@ from params.schema.base import Frozen, Machine
 from params.schema.prepare import Policy, Prepare, PretrainedPolicy
 from tasks.dialects import dialect_kind, open_dialect
 from tasks.dialects.contract import Dialect
+from tasks.dialects.prompt_check import PROBE
 from tasks.environments.contract import OpenEnvironment, recording
 from tasks.gates import gate
 from tasks.gates import questions as question_gate
@@ -200,9 +201,22 @@ def first_policy(
     tags = dialect_kind(inputs.dialect).tags([spec.name for spec in specs])
     model, tokenizer = first.POLICIES[policy.kind](policy, texts, tags, seed)
     dialect = open_dialect(inputs.dialect, tokenizer, inputs.dialogue, specs)
+    _check_rows(model, tokenizer, dialect)
     if isinstance(policy, PretrainedPolicy):
         name_dialect(tokenizer, inputs.dialect, dialect)
     return model, tokenizer, dialect
+
+
+def _check_rows(model: Any, tokenizer: Any, dialect: Dialect) -> None:
+    """Raise ValueError where a prompt has a token for which the policy has no embedding."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = int(dialect.prompt(PROBE).max())
+    if highest >= rows:
+        raise ValueError(
+            f"the policy's prompt has the token {tokenizer.convert_ids_to_tokens(highest)!r} with "
+            f"the id {highest}, and the policy has {rows} rows of embeddings: resize them "
+            "(resize_token_embeddings), or take the tokenizer that the policy was trained with"
+        )
 
 
 def check_episodes(

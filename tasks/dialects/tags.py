@@ -153,6 +153,9 @@ def open_tags(
             f"no tool may be called {', '.join(taken)} in the dialect tags, whose own tags are "
             f"{', '.join(talk.OTHER_TAGS)}: rename it"
         )
+    if tokenizer.eos_token_id is None:
+        fault = "the policy's tokenizer has no eos_token, so no turn could end: set it in "
+        refuse("tags", [f"{fault}tokenizer_config.json to the mark that ends a turn"])
     refuse("tags", template_faults(tokenizer, dialogue))
     dialect = TagsDialect(tokenizer, dialogue, specs)
     told = [spec.name for spec in specs] if TOOLS in dialogue.system else []

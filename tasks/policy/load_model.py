@@ -52,17 +52,23 @@ def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
     if settings.gguf:
         with LOADING:
             return gguf_file.load(settings.name, settings.gguf, settings.revision), tokenizer
-    return _model(transformers.AutoModelForCausalLM, settings.name, settings.revision), tokenizer
+    model = _model(transformers.AutoModelForCausalLM, settings.name, settings.revision)
+    _check_finite(model, settings.name)
+    return model, tokenizer
 
 
 def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
     """Return the parsed config.json, from where ``fetch_policy`` loads the weights."""
     if settings.gguf:
         return gguf_file.config_of(settings.name, settings.gguf, settings.revision)
-    config, _ = transformers.PreTrainedConfig.get_config_dict(
-        settings.name, revision=settings.revision
-    )
-    return dict(config)
+    return _config_of(settings.name, settings.revision)
+
+
+def _config_of(name: str | Path, revision: str | None) -> dict[str, Any]:
+    """Return the parsed config.json. Raises ValueError, in one line, where it is not an object."""
+    with _explained(name):
+        config, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
+        return dict(config)
 
 
 def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
@@ -70,9 +76,24 @@ def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
     if settings.gguf:
         return gguf_file.load_tokenizer(settings.name, settings.gguf, settings.revision)
     _refuse_code(settings.name, settings.revision)
-    return transformers.AutoTokenizer.from_pretrained(
-        settings.name, revision=settings.revision, trust_remote_code=False
+    with _explained(settings.name, "config.json, tokenizer.json or tokenizer_config.json"):
+        return _tokenizer_class(settings).from_pretrained(
+            settings.name, revision=settings.revision, trust_remote_code=False
+        )
+
+
+def _tokenizer_class(settings: PretrainedPolicy) -> Any:
+    """Return the class that takes a policy's tokenizer.json, where it has one, as it is.
+
+    The usual class of an architecture splits text in its own way, and may drop all spaces.
+    """
+    whole = transformers.utils.cached_file(
+        settings.name,
+        TOKENIZER,
+        revision=settings.revision,
+        _raise_exceptions_for_missing_entries=False,
     )
+    return transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
 
 
 def load_policy(folder: str | Path, machine: Machine, revision: str | None = None) -> Any:
@@ -97,8 +118,21 @@ def load_backbone(folder: Path, machine: Machine) -> Any:
 
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write a model as transformers loads it; with ``weights``, those in place of its own."""
+    _make_writable(getattr(model, "generation_config", None))
     with no_tensor_is_sharded():
         model.save_pretrained(folder, state_dict=weights)
+
+
+def _make_writable(generation: Any) -> None:
+    """Set ``do_sample`` where settings for sampling lack it: transformers would not write them.
+
+    Nothing is sampled by them here.
+    """
+    try:
+        if generation is not None:
+            generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:
@@ -118,7 +152,7 @@ def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None)
 def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) -> Any:
     """Load a model of a class of transformers from safetensors."""
     _refuse_code(name, revision)
-    whole, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
+    whole = _config_of(name, revision)
     options |= _dequantizing(whole)
     quantized = "quantization_config" in options
     reading = _without_accelerate() if quantized else nullcontext()
@@ -133,6 +167,11 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
                 output_loading_info=True,
                 **options,
             )
+            if adapter.attached(model):
+                raise ValueError(
+                    f"the policy {name} holds an adapter ({adapter.CONFIG}): merge it into its "
+                    "base (peft: merge_and_unload) and name the folder of the whole, or remove it"
+                )
             _check_weights(model, whole, loading["missing_keys"], name)
             return _plain(model) if quantized else model
     except OSError as error:
@@ -160,12 +199,13 @@ def _without_attention(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dequantizing(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the option with which transformers makes plain weights of quantized ones."""
-    method = (config.get("quantization_config") or {}).get("quant_method")
+    settings = config.get("quantization_config")
+    method = settings.get("quant_method") if isinstance(settings, Mapping) else None
     if method not in layer_kinds.DEQUANTIZED:
         return {}
     kinds = importlib.import_module("transformers.quantizers.auto")
-    settings = kinds.AUTO_QUANTIZATION_CONFIG_MAPPING[method](dequantize=True)
-    return {"quantization_config": settings}
+    plain = kinds.AUTO_QUANTIZATION_CONFIG_MAPPING[method](dequantize=True)
+    return {"quantization_config": plain}
 
 
 def _without_accelerate() -> AbstractContextManager[Any]:
@@ -211,9 +251,19 @@ def _check_weights(
         )
 
 
+def _check_finite(model: Any, name: str | Path) -> None:
+    """Raise ValueError where a weight is no number: no pass through it is one."""
+    for key, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ValueError(
+                f"the policy {name} has numbers in {key} that are not finite: fetch it again, or "
+                "convert it without float16, in which large weights become infinite"
+            )
+
+
 @contextmanager
-def _explained(name: str | Path) -> Iterator[None]:
-    """Turn what a config's values make transformers raise into a ValueError of one line."""
+def _explained(name: str | Path, files: str = "config.json") -> Iterator[None]:
+    """Turn what the values in ``files`` make transformers raise into a ValueError of one line."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, MemoryError):
@@ -221,7 +271,7 @@ def _explained(name: str | Path) -> Iterator[None]:
     except Exception as error:  # of any kind: of divisions, of its checks of types
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
-            f"transformers cannot load the policy {name} ({reason}): correct its config.json, or "
+            f"transformers cannot load the policy {name} ({reason}): correct its {files}, or "
             "take another policy"
         ) from error
 
@@ -269,7 +319,7 @@ def _names_safetensors(name: str | Path, revision: str | None) -> bool:
 
 def _refuse_code(name: str | Path, revision: str | None) -> None:
     """Raise ValueError if a policy or its tokenizer has only a class of its own (auto_map)."""
-    config, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
+    config = _config_of(name, revision)
     kind = str(config.get("model_type"))
     unknown_classes = []
     if config.get("auto_map") and kind not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:

@@ -114,6 +114,7 @@ class ProgramEpisode:
         Raises RefusedError where the episode has used up a limit, or the prompt has no room.
         """
         self._check_limits(asked)
+        self.asked += asked.choices  # also of one that is refused below, since it costs time
         forms, prefix = tuple(canonical(asked.messages)), _prefix(asked)
         before, following = self._continued(asked, forms, tool_form(asked.tools))
         results = sum(message.role == "tool" for message in following)
@@ -126,7 +127,6 @@ class ProgramEpisode:
             raise self._spent()
         number = self.counts.get(prefix, 0)
         self.counts[prefix] = number + asked.choices
-        self.asked += asked.choices
         self.results += results
         self.reserved += observed + limit * asked.choices
         keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]

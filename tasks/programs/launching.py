@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -28,6 +29,7 @@ SOCKET = "socket"  # of the gateway, in its folder
 STARTS = 3  # of a host in a row that ends before any episode has
 LOAD_SECONDS = 120.0  # to import the program, on a busy machine
 PROCESSES = 64  # of an episode, at most, on average
+KILL_SECONDS = 10.0  # for an episode that is told to end, before its host is killed
 SHOWN = 500  # characters of what a program has printed
 STAGED = {  # files of a host, which runs without the checkout
     "tasks/extensions/descendants.py": Path(descendants.__file__),
@@ -49,7 +51,7 @@ class Launcher:
         self.started: Callable[[ProgramEpisode], None] = lambda episode: None
         self.ended: Callable[[ProgramEpisode], None] = lambda episode: None
         self.running: dict[int, ProgramEpisode] = {}
-        self.late: set[int] = set()
+        self.late: dict[int, float] = {}  # since when each is told to end
         self.orders: list[bytes] = []  # that no host has been given
         self.number = 0
         self.fruitless = 0  # starts of a host since an episode has ended
@@ -113,6 +115,14 @@ class Launcher:
                 self.broken = f"the program takes longer than {LOAD_SECONDS:g} seconds to load"
             if self.broken:
                 raise RuntimeError(self.broken)
+            self._kill_stopped_host()
+
+    def _kill_stopped_host(self) -> None:
+        """Kill the host where an episode does not end: a program can stop what would end it."""
+        first = min(self.late.values(), default=time.monotonic())
+        if self.host and time.monotonic() - first > KILL_SECONDS:
+            with suppress(OSError):
+                os.killpg(self.host.pid, signal.SIGKILL)
 
     def _send(self, host: subprocess.Popen[bytes]) -> None:
         """Send the orders that wait; where the host has ended, its listener says so."""
@@ -127,7 +137,7 @@ class Launcher:
         with self.lock:
             for number, other in self.running.items():
                 if other is episode and number not in self.late and self.host:
-                    self.late.add(number)
+                    self.late[number] = time.monotonic()
                     with suppress(OSError):
                         assert self.host.stdin
                         self.host.stdin.write(json.dumps({"kill": number}).encode() + b"\n")
@@ -206,7 +216,7 @@ class Launcher:
         seconds = self.settings.seconds
         if number in self.late:
             self._failed(number, Outcome.PROGRAM_TIMEOUT, f"it worked for over {seconds:g} s")
-        elif status > 128 or status < 0:
+        elif 128 < status <= 192 or status < 0:
             number_of_signal = status - 128 if status > 0 else -status
             self._failed(number, Outcome.PROGRAM_DIED, f"signal {number_of_signal}: {printed}")
         elif status:
@@ -221,7 +231,7 @@ class Launcher:
                 raise ResultError(f"it returned over {reply['too_long']} bytes")
             returned = json.loads(last_line(str(reply["returned"])) or "null")
             episode.result = result_of(returned, self.settings.bounds)
-        except (ValueError, RecursionError) as error:
+        except Exception as error:  # of any kind: it is a stranger's, and the episode has to end
             self._failed(number, Outcome.PROGRAM_FAILED, f"{error}; {printed}")
             return
         self._finish(number)
@@ -233,13 +243,16 @@ class Launcher:
 
     def _finish(self, number: int) -> None:
         episode = self.running.pop(number)
-        self.late.discard(number)
+        self.late.pop(number, None)
         self.ended(episode)
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that has something in it."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    """Return the last line of a text that has something in it.
+
+    JSON may hold the other characters at which ``str.splitlines`` would split.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
     return lines[-1] if lines else ""
 
 

@@ -69,7 +69,7 @@ class Host:
         self.job, self.orders, self.replies, self.kept = job, orders, replies, kept
         self.selector = selectors.DefaultSelector()
         self.episodes: dict[Any, Watched] = {}
-        self.unread = bytearray()
+        self.unread, self.unsaid = bytearray(), bytearray()
         self.function: Any = None
         # What episodes import by themselves has been imported here; until then one runs alone.
         self.warmed = "function" not in job
@@ -85,6 +85,9 @@ class Host:
             return
         self.say({"ready": True})
         os.set_blocking(self.orders, False)
+        os.set_blocking(self.replies, False)
+        for process in self.kept:  # without its relay, no episode reaches the gateway
+            self.selector.register(os.pidfd_open(process), selectors.EVENT_READ, lambda fd: False)
         self.selector.register(self.orders, selectors.EVENT_READ, self.obey)
         while self.selector.get_map():
             for key, _ in self.selector.select():
@@ -92,9 +95,25 @@ class Host:
                     return
 
     def say(self, reply: dict[str, Any]) -> None:
-        line = json.dumps(reply).encode() + b"\n"
-        while line:
-            line = line[os.write(self.replies, line) :]
+        """Write a reply, or keep it until the pipe has room: the trainer may be writing orders."""
+        waits = bool(self.unsaid)
+        self.unsaid += json.dumps(reply).encode() + b"\n"
+        if not waits:
+            self.tell(self.replies)
+            if self.unsaid:
+                self.selector.register(self.replies, selectors.EVENT_WRITE, self.tell_rest)
+
+    def tell(self, pipe: int) -> None:
+        """Write as much of what is kept as the pipe takes now."""
+        with suppress(BlockingIOError):
+            while self.unsaid:
+                del self.unsaid[: os.write(pipe, self.unsaid)]
+
+    def tell_rest(self, pipe: int) -> None:
+        """Write on, since the pipe has room again."""
+        self.tell(pipe)
+        if not self.unsaid:
+            self.selector.unregister(pipe)
 
     def obey(self, pipe: int) -> bool:
         """Read orders; return False at their end."""
@@ -171,11 +190,13 @@ class Host:
             self.selector.unregister(pipe)
             os.close(pipe)
         del self.episodes[watched.name]
+        if not self.episodes and self.kept:  # in a sandbox, whose /tmp has a limit of bytes
+            empty(Path("/tmp"), Path("/tmp").stat().st_dev)
         if status < 0:  # its guard was killed, and has ended nothing
             self.end_orphans()
         printed = SURROGATE.sub("\ufffd", watched.printed.decode(errors="replace"))
         reply = {"id": watched.name, "status": status, "printed": printed[-KEPT:]}
-        if watched.too_long:
+        if watched.too_long and b"\n" not in watched.returned.strip():
             reply["too_long"] = RETURNED
         else:
             reply["returned"] = watched.returned.decode(errors="replace")
@@ -192,6 +213,20 @@ class Host:
                 if parent == me and process not in ours:
                     os.kill(process, signal.SIGKILL)
                     os.waitpid(process, 0)
+
+
+def empty(folder: Path, device: int) -> None:
+    """Remove what episodes have left in a folder of a file system, and nothing of another one.
+
+    A sandbox can show folders of the user below /tmp.
+    """
+    for entry in folder.iterdir():
+        with suppress(OSError):
+            if entry.is_symlink() or not entry.is_dir():
+                entry.unlink()
+            elif entry.stat().st_dev == device:
+                empty(entry, device)
+                entry.rmdir()
 
 
 def pending(pipe: int) -> bool:

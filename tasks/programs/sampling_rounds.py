@@ -95,6 +95,9 @@ class Rounds:
                 placed.append((request, place))
             except RefusedError as error:
                 self.queue.give(request, error)
+            except Exception as error:  # of any kind: one request must not end a training
+                reason = f"the request cannot be read ({type(error).__name__}: {error})"[:500]
+                self.queue.give(request, RefusedError(reason))
         jobs = [(r, p, choice) for r, p in placed for choice in range(len(p.keys))]
         samples = self._sampled(jobs, stack)
         answers: dict[int, list[SampledAnswer]] = {id(request): [] for request, _ in placed}

@@ -87,7 +87,8 @@ class ToolSpec:
         """Return the name of the only parameter if it is a required string, else None."""
         properties = self.parameters.get("properties", {})
         (name,) = properties if len(properties) == 1 else (None,)
-        single = name and properties[name].get("type") == "string"
+        schema = properties[name] if name else None  # true and false are schemas, too
+        single = isinstance(schema, Mapping) and schema.get("type") == "string"
         return name if single and name in self.parameters.get("required", ()) else None
 
 

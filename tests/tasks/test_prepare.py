@@ -733,6 +733,17 @@ def test_a_template_is_looked_at_before_any_work(tmp_path, monkeypatch, policy):
     assert tools.opened_on == [] and not list(artifacts.ROOT.rglob("*.parquet"))
 
 
+def test_a_prompt_with_a_token_that_has_no_embedding_is_refused(folder, policy, tokenizer):
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"additional_special_tokens": ["<|begin|>"]})
+    own.chat_template = "<|begin|>" + own.chat_template
+    for part in (policy, own):
+        part.save_pretrained("fetched")
+    fetched = PretrainedPolicy(kind="pretrained", name="fetched", revision=None, context=256)
+    with pytest.raises(ValueError, match=r"token '<\|begin\|>' with the id .* resize them"):
+        run(Calculator().open, settings=settings(policy=fetched))
+
+
 def trained_of(row):
     return [token for token, own in zip(row["tokens"], row["trained"], strict=True) if own]
 

@@ -106,6 +106,12 @@ def test_a_tool_must_not_have_the_name_of_another_tag(tokenizer, name):
         opened(tokenizer, [text_tool(name)])
 
 
+def test_a_tokenizer_without_a_mark_that_ends_a_turn_is_refused(tokenizer, specs, monkeypatch):
+    monkeypatch.setattr(tokenizer, "eos_token", None)
+    with pytest.raises(ValueError, match="no eos_token, so no turn could end"):
+        opened(tokenizer, specs)
+
+
 def test_a_system_message_describes_the_tools_where_it_says(tokenizer):
     prompt = opened(tokenizer, [MOVE, BOOK], "Be brief. {tools} {other}").prompt(QUESTION)
     text = tokenizer.decode(prompt)

@@ -11,12 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
-from tasks.policy.load_model import fetch_policy, load_backbone, load_policy
+from tasks.policy.load_model import (
+    fetch_policy,
+    fetch_tokenizer,
+    load_backbone,
+    load_policy,
+    save_model,
+)
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[3]
@@ -178,6 +185,76 @@ def test_quantized_weights_become_plain_ones(tokenizer, tmp_path):
     ):
         assert ours.requires_grad
         torch.testing.assert_close(ours, theirs, rtol=0.07, atol=1e-3, msg=name)
+
+
+def given(folder):
+    """Return the settings of a recipe that names the folder as its policy."""
+    return PretrainedPolicy(kind="pretrained", name=str(folder), revision=None, context=128)
+
+
+@pytest.fixture
+def brought(policy, tokenizer, tmp_path):
+    """A policy's folder, as a user brings it."""
+    policy.save_pretrained(tmp_path / "brought")
+    tokenizer.save_pretrained(tmp_path / "brought")
+    return tmp_path / "brought"
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizerFast", "Qwen2Tokenizer", "GemmaTokenizer"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma3_text"])
+def test_a_tokenizer_splits_as_its_file_says_whatever_its_class(
+    kind, model_type, brought, tokenizer
+):
+    own = json.loads((brought / "tokenizer_config.json").read_text())
+    (brought / "tokenizer_config.json").write_text(json.dumps(own | {"tokenizer_class": kind}))
+    configured(brought, model_type=model_type)
+    text = "Hello  world 1234\n    don't , x"
+    fetched = fetch_tokenizer(given(brought))
+    assert fetched.encode(text) == tokenizer.encode(text)
+    assert fetched.decode(fetched.encode(text)) == text
+
+
+def test_settings_for_sampling_without_do_sample_are_written_again(brought, tmp_path):
+    settings = {"temperature": 0.9, "top_p": 0.6}
+    (brought / "generation_config.json").write_text(json.dumps(settings))
+    model, _ = fetch_policy(given(brought))
+    save_model(model, tmp_path / "again")
+    written = json.loads((tmp_path / "again" / "generation_config.json").read_text())
+    assert settings.items() <= written.items()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(number, brought):
+    weights = load_file(brought / "model.safetensors")
+    weights["model.embed_tokens.weight"][2] = number
+    save_file(weights, brought / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"numbers in model\.embed_tokens\.weight .* not finite"):
+        fetch_policy(given(brought))
+
+
+def test_an_adapter_beside_its_base_is_refused(brought):
+    base = AutoModelForCausalLM.from_pretrained(brought)
+    get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(brought)
+    with pytest.raises(ValueError, match=r"holds an adapter \(adapter_config.json\): merge it"):
+        fetch_policy(given(brought))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"hidden_size": "32"}, {"eos_token_id": "1"}, {"rope_scaling": "linear"}),
+        *({"layer_types": ["foo", "bar"]}, {"dtype": "foo"}, {"quantization_config": ["a"]}),
+        *({"quantization_config": "fp8"}, None),
+    ],
+    ids=lambda changes: "-".join(changes or ["list"]),
+)
+def test_a_brought_config_of_other_types_is_one_line(changes, brought):
+    if changes is None:
+        (brought / "config.json").write_text("[1]")
+    else:
+        configured(brought, **changes)
+    with pytest.raises(ValueError, match=r"^transformers cannot load the policy [^\n]*$"):
+        fetch_policy(given(brought))
 
 
 @pytest.mark.parametrize(

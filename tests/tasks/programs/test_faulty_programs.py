@@ -6,15 +6,18 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tasks.extensions import descendants
-from tasks.programs import walls
+from tasks.programs import launching, walls
 from tasks.programs.contract import ResultError, result_of
 from tasks.rewards.scoring import score_trees
+from tasks.trees.tree import Question
 from tests.reward_parts import listed
+from tests.tasks.programs import conftest
 from tests.tasks.programs.test_clients import answering, answers
 
 FAULTS = {  # program: outcome, what is said of it
@@ -34,6 +37,9 @@ FAULTS = {  # program: outcome, what is said of it
     "lying_about_a_reward": ("program_failed", "nan"),
     "lying_about_parts": ("program_failed", "speed"),
     "returning_an_object": ("program_failed", "object"),
+    "returning_a_huge_number": ("program_failed", "its reward is 1000"),
+    "leaving_with_255": ("program_failed", "SystemExit: -1"),
+    "offering_an_odd_tool": ("answer", None),
 }
 
 
@@ -77,6 +83,45 @@ def test_a_program_that_hangs_is_ended(own, running, name):
     trees, _ = running(answering).grow(f"own/faulty.py:{name}", leaves=2, seconds=1.0, patience=0.5)
     assert endings(trees) == [("program_timeout", "it worked for over 1 s")] * 2
     assert time.monotonic() - began < 30
+
+
+def test_a_program_that_stops_what_would_end_it_is_ended(own, running, monkeypatch):
+    monkeypatch.setattr(launching, "KILL_SECONDS", 1.0)
+    trees, _ = running(answering).grow(
+        "own/faulty.py:stopping_its_guard", seconds=0.5, patience=0.5, trusted=False
+    )
+    ((outcome, fault),) = endings(trees)
+    assert (outcome, "the host of the programs has ended" in fault) == ("program_died", True)
+    assert not left_running(own.parent)
+
+
+def test_long_tasks_and_logs_of_many_episodes_do_not_wait_for_each_other(own, running, monkeypatch):
+    """Orders and replies are more than their pipes hold."""
+    long = Question("q0", "toy", "word " * 400, ("7",))
+    monkeypatch.setattr(conftest, "question", lambda number: replace(long, id=f"q{number}"))
+    trees, _ = running(answering).grow(
+        "own/faulty.py:logging", questions=8, leaves=24, lanes=64, prompt_tokens=4000
+    )
+    assert endings(trees) == [("answer", None)] * 192
+
+
+def test_requests_that_are_refused_count(own, running):
+    trees, _ = running(answering).grow("own/faulty.py:asking_what_is_refused", requests=3)
+    assert answers(trees) == ["3"]
+
+
+def test_what_an_episode_leaves_is_gone_in_the_next(own, running):
+    trees, _ = running(answering).grow(
+        "own/faulty.py:leaving_a_file", questions=6, lanes=1, trusted=False
+    )
+    assert answers(trees) == [f"['q{number}']" for number in range(6)]
+
+
+def test_a_dead_relay_ends_one_episode(own, running):
+    trees, _ = running(answering).grow(
+        "own/faulty.py:killing_its_relay", questions=3, lanes=1, trusted=False
+    )
+    assert [outcome for outcome, _ in endings(trees)] == ["program_died", "answer", "answer"]
 
 
 def test_memory_has_a_limit(own, running):
@@ -152,6 +197,20 @@ def test_a_command_gets_its_task_and_says_its_answer_last(own, running):
         "command", questions=3, trusted=False, run=(walls.interpreter(""), "own/script.py")
     )
     assert answers(trees) == ["q0", "q1", "q2"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "answer"),
+    [
+        ("print(json.dumps({'answer': 'a\u2028b'}, ensure_ascii=False))", "a\u2028b"),
+        ("print('log ' * 99999); print('log\\n' * 99999); print('{\"answer\": \"7\"}')", "7"),
+    ],
+    ids=["a separator of lines in a text", "a long log before"],
+)
+def test_the_last_line_of_a_command_is_its_result(printed, answer, own, running):
+    (own / "script.py").write_text(f"import json, sys\nsys.stdin.readline()\n{printed}\n")
+    trees, _ = running(answering).grow("command", run=(walls.interpreter(""), "own/script.py"))
+    assert answers(trees) == [answer]
 
 
 def test_rewards_of_a_program_count_where_the_recipe_says(own, running):

@@ -157,3 +157,65 @@ def reading(task, endpoint):
     told["answered"] = bool(ask(endpoint, task.messages))
     told["processes"] = len([p for p in Path("/proc").iterdir() if p.name.isdigit()]) < 20
     return json.dumps(told)
+
+
+def returning_a_huge_number(task, endpoint):
+    return 10**400
+
+
+def leaving_with_255(task, endpoint):
+    raise SystemExit(-1)
+
+
+def offering_an_odd_tool(task, endpoint):
+    """In JSON Schema, true is the schema of anything."""
+    parameters = {"type": "object", "properties": {"x": True}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    ask(endpoint, task.messages, tools=[tool])
+    return "7"
+
+
+def stopping_its_guard(task, endpoint):
+    os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(1000)
+
+
+def asking_what_is_refused(task, endpoint):
+    """Ask too much again and again; say how often it was refused for its length."""
+    told = []
+    for number in range(6):
+        try:
+            ask(endpoint, [{"role": "user", "content": f"{number} " + "a b " * 4000}])
+        except RuntimeError as error:
+            told.append("prompt_tokens" in str(error))
+    return str(sum(told))
+
+
+def leaving_a_file(task, endpoint):
+    """Fill a quarter of the sandbox's /tmp, and say what is there."""
+    ask(endpoint, task.messages)
+    Path("/tmp/of", task.id).mkdir(parents=True)
+    Path("/tmp/of", task.id, "large").write_bytes(bytes(60 * 2**20))
+    return str(sorted(each.name for each in Path("/tmp/of").iterdir()))
+
+
+def killing_its_relay(task, endpoint):
+    """Kill the other child of the host, in the first episode."""
+    ask(endpoint, task.messages)
+    if task.id == "q0":
+        guard = os.getppid()
+        processes = sorted(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+        others = [each for each in processes if each != guard and parent(each) == parent(guard)]
+        os.kill(others[0], signal.SIGKILL)
+        time.sleep(1000)
+    return "7"
+
+
+def parent(process):
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def logging(task, endpoint):
+    ask(endpoint, task.messages)
+    print("log " * 1000)
+    return "7"
