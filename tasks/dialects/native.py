@@ -44,6 +44,7 @@ from tasks.dialects.prompt_check import (
     prompt_faults,
     refuse,
     template_faults,
+    that_ends,
 )
 from tasks.dialects.tags import TOOLS
 from tasks.dialects.written_calls import TEXT_CALLS, reads_text, with_calls
@@ -660,7 +661,8 @@ def open_native(
     prompt lacks a part, or where calls of tools could not be read or go on.
     """
     if family.canonical(settings.renderer) in (family.AUTO, family.DEFAULT):
-        refuse("native", template_faults(tokenizer, dialogue))
+        with that_ends("native"):
+            refuse("native", template_faults(tokenizer, dialogue))
     if family.canonical(settings.renderer) == family.DEFAULT and specs:
         tokenizer = with_calls(tokenizer)
     name, renderer = family.open_renderer(
@@ -679,7 +681,8 @@ def open_native(
         opened.append(NativeDialect(name, renderer, tokenizer, dialogue, specs))
         return str(tokenizer.decode(opened[0].prompt(PROBE)))
 
-    refuse("native", prompt_faults(prompt, render, dialogue, told))
+    with that_ends("native"):
+        refuse("native", prompt_faults(prompt, render, dialogue, told))
     return _reading(settings, opened[0], specs) if name == family.DEFAULT and told else opened[0]
 
 

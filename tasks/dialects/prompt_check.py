@@ -7,9 +7,12 @@ of parts does, or refuse one with an exception of any kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from params.schema.agent import Dialogue
@@ -22,6 +25,8 @@ PROBE = Question("probe", "probe", "How many legs do 7 spiders and 9 ants have?"
 # What a template must not change: case, spaces, lines, and what JSON and HTML write otherwise.
 SIGNS = 'Is it "A" < b & c > d\'s?\r\n\n    x = [1,  2]\tÉ \U0001f600\nYes?'
 MOST_SHOWN = 120  # characters of a prompt in a message
+SECONDS = 30.0  # for the probes of a chat template, which take milliseconds
+TEMPLATE = "<template>"  # the file of Jinja's compiled code
 SAID = "The number that was asked for"  # an answer, after which no template puts a mark of a turn
 REMEDY = "correct the chat template of the policy's tokenizer, or take another dialect or renderer"
 IN_QUESTIONS = "leave dialogue.system empty, and put what it says into the questions"
@@ -38,6 +43,37 @@ def refuse(dialect: str, faults: Sequence[str]) -> None:
     """Raise ValueError with a line for each of these faults of a policy's chat template, if any."""
     if faults:
         raise ValueError("\n".join(f"dialect.{dialect}: {fault}" for fault in faults))
+
+
+class EndlessError(BaseException):
+    """A chat template has taken too long. No Exception: those are what a template may raise."""
+
+
+@contextmanager
+def that_ends(dialect: str) -> Iterator[None]:
+    """Check a policy's chat template. Raises ValueError where it takes longer than ``SECONDS``.
+
+    Jinja's sandbox bounds one loop, and loops can be nested. Time is looked at between two lines of
+    the template's compiled code, so this works in any thread.
+    """
+    end = time.monotonic() + SECONDS
+
+    def look(frame: FrameType, event: str, value: Any) -> Any:
+        if frame.f_code.co_filename != TEMPLATE:
+            return None
+        if time.monotonic() > end:
+            raise EndlessError
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    except EndlessError:
+        fault = f"the policy's chat template has not ended after {SECONDS:g} seconds: {REMEDY}"
+        raise ValueError(f"dialect.{dialect}: {fault}") from None
+    finally:
+        sys.settrace(before)
 
 
 def prompt_faults(

@@ -18,7 +18,14 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.arpo_format import format_faults
 from tasks.dialects.contract import Context, DialectKind, Exchange, Tokens, Turn, several
-from tasks.dialects.prompt_check import PROBE, has_clock, lacking_parts, refuse, template_faults
+from tasks.dialects.prompt_check import (
+    PROBE,
+    has_clock,
+    lacking_parts,
+    refuse,
+    template_faults,
+    that_ends,
+)
 from tasks.dialects.written_turns import said
 from tasks.trees import dialogue as talk
 from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome
@@ -156,7 +163,8 @@ def open_tags(
     if tokenizer.eos_token_id is None:
         fault = "the policy's tokenizer has no eos_token, so no turn could end: set it in "
         refuse("tags", [f"{fault}tokenizer_config.json to the mark that ends a turn"])
-    refuse("tags", template_faults(tokenizer, dialogue))
+    with that_ends("tags"):
+        refuse("tags", template_faults(tokenizer, dialogue))
     dialect = TagsDialect(tokenizer, dialogue, specs)
     told = [spec.name for spec in specs] if TOOLS in dialogue.system else []
     refuse("tags", lacking_parts(tokenizer.decode(dialect.prompt(PROBE)), dialogue, told))

@@ -1,5 +1,7 @@
 """The dialect of tags: tools of any name, worlds, and today's bytes for python and search."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from params.schema.agent import Dialogue
 from params.schema.prepare import TinyPolicy
+from tasks.dialects import prompt_check
 from tasks.dialects.tags import DIALECT, Tags
 from tasks.environments.contract import FREE_TEXT
 from tasks.policy.tiny import END, USER, build_tokenizer
@@ -106,10 +109,22 @@ def test_a_tool_must_not_have_the_name_of_another_tag(tokenizer, name):
         opened(tokenizer, [text_tool(name)])
 
 
-def test_a_tokenizer_without_a_mark_that_ends_a_turn_is_refused(tokenizer, specs, monkeypatch):
-    monkeypatch.setattr(tokenizer, "eos_token", None)
+def test_a_tokenizer_without_a_mark_that_ends_a_turn_is_refused(tokenizer):
+    own = copy.deepcopy(tokenizer)
+    own.eos_token = None
     with pytest.raises(ValueError, match="no eos_token, so no turn could end"):
-        opened(tokenizer, specs)
+        opened(own, [])
+
+
+@pytest.mark.parametrize("where", ["", "{% if messages|length > 1 %}"])
+def test_a_template_that_never_ends_is_refused(where, tokenizer, monkeypatch):
+    """At once, or with a system message alone."""
+    monkeypatch.setattr(prompt_check, "SECONDS", 0.5)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = f"{where}{loops}{'{% endif %}' if where else ''}{own.chat_template}"
+    with pytest.raises(ValueError, match=r"^dialect\.tags: .* not ended after 0\.5 seconds: "):
+        opened(own, [], "Be brief." if where else "")
 
 
 def test_a_system_message_describes_the_tools_where_it_says(tokenizer):
