@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tasks.programs.request_queue import RequestQueue, WaitingRequest
 from tasks.trees import marks
 from tasks.trees.outcomes import StopReason
 
+OWN_CALL = re.compile(r"call_?(\d{1,5})")  # the ids that dialects give to calls
 Job = tuple[WaitingRequest, Placed, int]  # a request, where it stands, and which of its choices
 
 
@@ -134,7 +136,7 @@ class Rounds:
             text = text.removesuffix(tokenizer.eos_token)
         if cut:
             text = text[: min(at for stop in place.asked.stop if (at := text.find(stop)) >= 0)]
-        made = sum(len(message.calls) for message in place.asked.messages)
+        made = calls_before(place.asked.messages)
         reply = place.chat.reply(place.prompt, sample.tokens, text, sample.stopped, made)
         if cut:
             reply = TurnReply(ChatMessage("assistant", text), reply.outcome)
@@ -226,3 +228,10 @@ class Rounds:
             jobs.append((WaitingRequest(episode, asked), place, 0))
         for (request, place, _), sample in zip(jobs, self._sampled(jobs, stack), strict=True):
             request.episode.add([self._answer(place, 0, sample)])
+
+
+def calls_before(messages: Sequence[ChatMessage]) -> int:
+    """Return the number of the next call: ids stay apart where a program has dropped messages."""
+    ids = [call.id for message in messages for call in message.calls]
+    own = [int(match[1]) + 1 for name in ids if (match := OWN_CALL.fullmatch(name))]
+    return max([len(ids), *own])

@@ -51,6 +51,23 @@ def test_calls_that_were_not_offered_are_text(own, running):
     assert answers(trees) == ['<add>{"a": 3, "b": 4}</add>']
 
 
+def test_calls_keep_names_of_their_own_where_messages_are_dropped(own, running):
+    (own / "window.py").write_text(
+        "from own.wanderer import ask\n"
+        "def run(task, endpoint):\n"
+        "    turns, names = [], []\n"
+        "    for _ in range(5):\n"
+        "        message = ask(endpoint, [*task.messages, *turns[-4:]])\n"
+        "        (call,) = message['tool_calls']\n"
+        "        names.append(call['id'])\n"
+        "        result = {'role': 'tool', 'tool_call_id': call['id'], 'content': '7'}\n"
+        "        turns += [message, result]\n"
+        "    return ' '.join(names)\n"
+    )
+    trees, _ = running(calling).grow("own/window.py:run")
+    assert answers(trees) == ["call_0 call_1 call_2 call_3 call_4"]
+
+
 def test_several_answers_and_equal_requests(own, running):
     def slowly(seed):
         time.sleep(0.3)
