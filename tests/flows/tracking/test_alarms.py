@@ -141,6 +141,10 @@ def test_first_iterations_raise_none(name):
     assert names({}) == []
 
 
+# Of an iteration of committed comparisons, where the recipe asks another number today.
+QUESTIONS_THEN = {"household": 8, "shop": 8}
+
+
 def test_trained_runs_raise_none():
     files = sorted(REPORTS.glob("*/comparison/*/seed-*.json"))
     trained = [
@@ -150,7 +154,7 @@ def test_trained_runs_raise_none():
     ]
     assert len(trained) >= 80
     for recipe, curve in trained:
-        questions = load(recipe).reinforce.questions
+        questions = QUESTIONS_THEN.get(recipe) or load(recipe).reinforce.questions
         for end in range(1, 1 + len(curve["success"])):
             until = {name: values[:end] for name, values in curve.items()}
             assert alarms(Seen(until, questions)) == [], recipe
