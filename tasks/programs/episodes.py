@@ -23,6 +23,10 @@ from tasks.programs.messages import Canonical, RefusedError, canonical, digest, 
 from tasks.trees.outcomes import StopReason
 from tasks.trees.tree import Question
 
+# No token of a text is longer on average, so a longer text is refused before it is tokenized, which
+# takes seconds for megabytes and lets all other programs wait.
+CHARACTERS_A_TOKEN = 128
+
 
 @dataclass(frozen=True)
 class SampledAnswer:
@@ -144,6 +148,14 @@ class ProgramEpisode:
         results = sum(message.role == "tool" for message in asked.messages)
         if results > limits.tool_calls:
             raise self._too_many_calls(results)
+        characters = sum(len(message.content) for message in asked.messages)
+        if characters > CHARACTERS_A_TOKEN * limits.prompt_tokens:  # too many to be counted first
+            raise RefusedError(
+                f"the conversation has {characters} characters, and program's 'prompt_tokens' "
+                f"allows {limits.prompt_tokens} tokens",
+                400,
+                "context_length_exceeded",
+            )
 
     def _too_many_calls(self, results: int) -> RefusedError:
         allowed = f"dialogue.tool_calls allows {self.limits.tool_calls}"

@@ -122,6 +122,7 @@ def broken_requests(task, endpoint):
         [7],
         [{"role": "user", "content": "a", "tool_calls": 7}],
         [{"role": "user", "content": "a b " * 4000}],
+        [{"role": "user", "content": "a b " * 500_000}],
     ):
         try:
             ask(endpoint, messages)
