@@ -22,38 +22,58 @@ from tasks.trees.tree import (
     Question,
     Tree,
     note_experts,
+    split,
 )
 
 NOTHING: NDArray[np.float32] = np.zeros(0, np.float32)
 
 
+Places = list[list[dict[int, int]]]  # episode, answer, tokens of it -> the node that ends there
+
+
 def tree_of(
     question: Question, episodes: Sequence[ProgramEpisode], tokenizer: Any, policy_steps: int
-) -> tuple[Tree, list[list[int]]]:
+) -> tuple[Tree, Places]:
     """Return the tree of a question whose leaves are its episodes; each has an answer at least.
 
     The root is the prompt of the first episode. Episodes that begin otherwise have prompts of their
-    own below it; those that branch share nodes with the one that they branch from. Returns, too,
-    which node was read before each answer of each episode.
+    own below it; those that branch share nodes with the one that they branch from, and come after
+    it. Returns, too, which node ends before each answer of each episode (0 tokens), and where
+    others branch inside it.
     """
     first = episodes[0].in_order()[0].prompt
     tree = Tree(question, [Node(-1, PROMPT, "", question.text, first, NOTHING, NOTHING)])
-    turns: dict[tuple[int, int], int] = {}  # node before an answer, and the answer -> its turn
+    cuts = _cuts(episodes)
+    turns: dict[tuple[int, int], dict[int, int]] = {}  # node before an answer, and the answer
     read: dict[tuple[int, bytes], int] = {}  # turn, and the tokens after it -> their node
-    nodes: list[list[int]] = []
+    places: Places = []
     for episode in episodes:
         last, before = 0, None
-        nodes.append([])
+        places.append([])
         for answer in episode.in_order():
             last = _before(tree, read, last, before, answer, tokenizer)
-            nodes[-1].append(last)
-            key = last, id(answer)
+            key, begun = (last, id(answer)), answer.begun
             if key not in turns:
-                turns[key] = _append_turn(tree, last, answer, tokenizer, policy_steps)
-            last, before = turns[key], answer
+                parts = {0: last}
+                if begun is not None:
+                    parts[begun.tokens] = turns[last, id(begun.answer)][begun.tokens]
+                turns[key] = parts
+                _append_turn(tree, parts, answer, cuts.get(id(answer), ()), tokenizer, policy_steps)
+            parts = turns[key]
+            places[-1].append(parts)
+            last, before = parts[len(answer.tokens)], answer
         tree.nodes[last] = _ended(tree.nodes[last], episode)
         tree.leaves.append(last)
-    return tree, nodes
+    return tree, places
+
+
+def _cuts(episodes: Sequence[ProgramEpisode]) -> dict[int, list[int]]:
+    """Return after how many tokens others branch inside an answer, by its identity; ascending."""
+    begun = [answer.begun for each in episodes for answer in each.answers if answer.begun]
+    return {
+        id(one.answer): sorted({other.tokens for other in begun if other.answer is one.answer})
+        for one in begun
+    }
 
 
 def _before(
@@ -82,16 +102,28 @@ def _before(
 
 
 def _append_turn(
-    tree: Tree, last: int, answer: SampledAnswer, tokenizer: Any, policy_steps: int
-) -> int:
-    """Append a turn below a node; return its node."""
-    sample = answer.sample
+    tree: Tree,
+    parts: dict[int, int],
+    answer: SampledAnswer,
+    cuts: Sequence[int],
+    tokenizer: Any,
+    policy_steps: int,
+) -> None:
+    """Append a turn, in parts that end after so many of its tokens; note their nodes in ``parts``.
+
+    A part that ``parts`` has already is another answer's, from which this one goes on.
+    """
+    sample, text = answer.sample, tokenizer.decode(answer.sample.tokens)
     measured = (sample.tokens, sample.logprobs, sample.entropies)
-    text = tokenizer.decode(sample.tokens)
-    node = Node(last, TURN, answer.reply.outcome, text, *measured, policy_steps=policy_steps)
-    tree.nodes.append(node)
-    note_experts(tree, len(tree.nodes) - 1, sample.experts)
-    return len(tree.nodes) - 1
+    whole = Node(-1, TURN, answer.reply.outcome, text, *measured, policy_steps=policy_steps)
+    begun = max(parts)
+    cut, _ = split([whole], {0: sorted({begun, *cuts} - {0})}, tokenizer.decode)
+    end = begun
+    for part in cut[begun > 0 :]:
+        tree.nodes.append(replace(part, parent=parts[end]))
+        end += len(part.tokens)
+        parts[end] = len(tree.nodes) - 1
+    note_experts(tree, parts[end], sample.experts)
 
 
 def _results(before: SampledAnswer, answer: SampledAnswer) -> tuple[CallResult, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class SampledAnswer:
     sample: Sample
     reply: TurnReply
     order: tuple[int, int, str]  # of its turn in the trajectory: round, depth, key
+    begun: Beginning | None = None  # what it goes on from inside a turn
 
     @property
     def observed(self) -> Tokens:
@@ -55,6 +56,14 @@ class SampledAnswer:
     def tokens(self) -> Tokens:
         """Return the sampled tokens."""
         return self.sample.tokens
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first tokens of an answer, from which an episode that branches inside it goes on."""
+
+    answer: SampledAnswer
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -82,34 +91,44 @@ class ProgramEpisode:
     counts: dict[str, int] = field(default_factory=dict)  # of equal conversations
     result: Result | None = None  # what the program has returned
     recorded: list[SampledAnswer] = field(default_factory=list)  # to be given once more, in order
+    begun: Beginning | None = None  # of the answer after these
+    first: int = -1  # the leaf that began where the branches that lead here do; -1: this one
     shared: int = 0  # its first answers that it shares with the episode that it branches from
     results: int = 0  # of tools, that have been read
     differs: bool = False  # it asked something else than was recorded
     outcome: str = ""  # an Outcome, where the program has failed
     fault: str = ""  # what is known of that
 
-    def branch(self, other: ProgramEpisode, shared: int) -> None:
-        """Begin as another episode did, up to so many of its answers."""
-        self.recorded = other.in_order()[:shared]
+    @property
+    def root(self) -> int:
+        """Return the leaf from the prompt that this one has branched from, at once or by others."""
+        return self.index if self.first < 0 else self.first
 
-    def again(self, asked: Asked) -> SampledAnswer | None:
-        """Return the recorded answer to a request; None where it is to be sampled.
+    def branch(self, other: ProgramEpisode, shared: int, tokens: int = 0) -> None:
+        """Begin as another episode did: so many of its answers, and so many tokens of the next."""
+        answers = other.in_order()
+        self.recorded, self.first = answers[:shared], other.root
+        self.begun = Beginning(answers[shared], tokens) if tokens else None
 
-        A program that asks something else than it did before goes on from there, and ``differs``.
+    def again(self, asked: Asked) -> list[SampledAnswer] | None:
+        """Return the recorded answers to a request; None where it is to be sampled.
+
+        Requests of one moment may come in another order, and with others that were answered later.
         """
         if not self.recorded:
             return None
-        prefix, expected = _prefix(asked), self.recorded[0]
-        number = self.counts.get(prefix, 0)
-        if asked.choices != 1 or f"{prefix}/{number}" != expected.key:
-            self.recorded, self.differs = [], True
+        prefix = _prefix(asked)
+        number, recorded = self.counts.get(prefix, 0), {each.key: each for each in self.recorded}
+        keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]
+        if not all(key in recorded for key in keys):
             return None
-        del self.recorded[0]
-        self.counts[prefix] = number + 1
-        self.asked += 1
-        self.shared += 1
-        self.results += _results_before(expected)
-        self.add([expected])
+        expected = [recorded[key] for key in keys]
+        self.recorded = [each for each in self.recorded if each.key not in keys]
+        self.counts[prefix] = number + asked.choices
+        self.asked += asked.choices
+        self.shared += asked.choices
+        self.results += _results_before(expected[0])
+        self.add(expected)
         return expected
 
     def place(self, asked: Asked, chat: ChatFormat) -> Placed:
@@ -134,7 +153,23 @@ class ProgramEpisode:
         self.results += results
         self.reserved += observed + limit * asked.choices
         keys = [f"{prefix}/{number + choice}" for choice in range(asked.choices)]
-        return Placed(asked, forms, keys, before, prompt, limit, chat)
+        begun = self._begun(keys, prompt, limit)
+        return Placed(asked, forms, keys, before, prompt, limit, chat, begun)
+
+    def _begun(self, keys: Sequence[str], prompt: Tokens, limit: int) -> Beginning | None:
+        """Return what an answer begins with, once; None for the other answers."""
+        begun = self.begun
+        if begun is None or keys != [begun.answer.key] or limit <= begun.tokens:
+            return None
+        if not np.array_equal(prompt, begun.answer.prompt):
+            return None
+        self.begun = None
+        return begun
+
+    def close(self) -> None:
+        """Note whether a program that has ended by itself has asked all that was recorded."""
+        left = bool(self.recorded) or self.begun is not None
+        self.differs = self.differs or (left and self.result is not None)
 
     def _check_limits(self, asked: Asked) -> None:
         limits = self.limits
@@ -205,7 +240,6 @@ class ProgramEpisode:
         for answer in answers:
             self.answers.append(answer)
             self.used += len(answer.tokens) + (len(answer.observed) if answer.before else 0)
-        self.reserved = 0
 
     def in_order(self) -> list[SampledAnswer]:
         """Return all answers in the order of the trajectory, which no clock decides."""
@@ -223,6 +257,24 @@ class Placed:
     prompt: Tokens
     max_tokens: int
     chat: ChatFormat
+    begun: Beginning | None = None
+
+    @property
+    def head(self) -> Tokens:
+        """Return the tokens of the answer that are given."""
+        return self.begun.answer.tokens[: self.begun.tokens] if self.begun else self.prompt[:0]
+
+    def whole(self, sample: Sample) -> Sample:
+        """Return a sample with what its turn began with."""
+        if self.begun is None:
+            return sample
+        before, count = self.begun.answer.sample, self.begun.tokens
+        return replace(
+            sample,
+            tokens=np.concatenate([before.tokens[:count], sample.tokens]),
+            logprobs=np.concatenate([before.logprobs[:count], sample.logprobs]),
+            entropies=np.concatenate([before.entropies[:count], sample.entropies]),
+        )
 
 
 def _results_before(answer: SampledAnswer) -> int:

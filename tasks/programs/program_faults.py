@@ -57,11 +57,6 @@ def _branches(recipe: Recipe) -> list[str]:
     (settings,) = recipe.program.values()
     if row is None or row.branching == "none":
         return []
-    if row.branching != "entropy":
-        return [
-            f"reinforce.algorithm {name} branches by {row.branching}, and a program's episodes "
-            "branch by entropy, after results, or not at all: take a row such as arpo or grpo"
-        ]
     if not getattr(settings, "repeatable", True):
         return [
             f"reinforce.algorithm {name} branches, for which the program begins anew and asks what "

@@ -20,7 +20,7 @@ from tasks.programs.episodes import EpisodeLimits, ProgramEpisode
 from tasks.programs.gateway import Gateway
 from tasks.programs.launching import Launcher
 from tasks.programs.opening import OpenProgram
-from tasks.programs.program_branching import BranchPoint, judge
+from tasks.programs.program_branching import BRANCHING, BranchPoint
 from tasks.programs.request_queue import RequestQueue
 from tasks.programs.sampling_rounds import Counts, Rounds
 from tasks.programs.walls import PORT
@@ -136,12 +136,12 @@ class Desk:
         """Return the tree of a question, with the decisions where it branched."""
         episodes, setting = self._of_question(number), self.setting
         question = self.questions[number]
-        tree, nodes = tree_of(question, episodes, setting.tokenizer, setting.policy_steps)
-        tree.decisions = [
-            replace(point.decision, node=nodes[point.episode.index][point.answer])
-            for point in self.points
-            if point.episode in episodes
-        ]
+        tree, places = tree_of(question, episodes, setting.tokenizer, setting.policy_steps)
+        for point in self.points:
+            if point.episode in episodes:
+                parts = places[point.episode.index][point.answer]
+                end = min(end for end in parts if end >= point.tokens)
+                tree.decisions.append(replace(point.decision, node=parts[end]))
         return tree
 
     # ------------------------------------------------------------ which episodes run together
@@ -160,12 +160,14 @@ class Desk:
             of_question = [episode for episode in ended if episode in episodes]
             if not free or not of_question:
                 continue
-            points = judge(of_question, len(free), self.setting.rollout)
+            everyone = [episode for episode in episodes if episode.answers]
+            where = BRANCHING[self.setting.branching]
+            points = where(of_question, everyone, len(free), self.setting)
             self.points += points
             begun = 0
             for point in points:
                 for branch in free[begun : begun + point.decision.added]:
-                    branch.branch(point.episode, point.answer)
+                    branch.branch(point.episode, point.answer, point.tokens)
                 begun += point.decision.added
             wave += free[:begun] if begun else free
         return wave

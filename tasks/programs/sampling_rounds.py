@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.chat_format import ChatFormat, ChatMessage, TurnReply
@@ -90,7 +92,7 @@ class Rounds:
         placed: list[tuple[WaitingRequest, Placed]] = []
         for request in sorted(requests, key=self._order):
             if (recorded := request.episode.again(request.asked)) is not None:
-                self.queue.give(request, [recorded])
+                self.queue.give(request, recorded)
                 continue
             try:
                 place = request.episode.place(request.asked, self._chat(request.asked))
@@ -107,6 +109,7 @@ class Rounds:
             answers[id(request)].append(self._answer(place, choice, sample))
         for episode in {id(request.episode): request.episode for request, _ in placed}.values():
             of_episode = [request for request, _ in placed if request.episode is episode]
+            episode.reserved = 0
             episode.add([answer for each in of_episode for answer in answers[id(each)]])
         for request, _ in placed:
             self.queue.give(request, answers[id(request)])
@@ -127,9 +130,11 @@ class Rounds:
 
     def _answer(self, place: Placed, choice: int, sample: Sample) -> SampledAnswer:
         """Read a sampled turn, up to a stop string of its request."""
-        tokenizer = self.tokenizer
+        tokenizer, sample = self.tokenizer, place.whole(sample)
         pieces = marks.token_texts(tokenizer, int(sample.tokens.max(initial=0)) + 1)
         texts = [pieces[token] for token in sample.tokens]
+        if place.begun:  # the engine has not seen a stop string that began in what was given
+            sample, _ = until_stop(sample, texts, place.chat.stop_strings)
         sample, cut = until_stop(sample, texts, place.asked.stop)
         text = tokenizer.decode(sample.tokens)
         if sample.stopped == StopReason.END:
@@ -150,6 +155,7 @@ class Rounds:
             sample,
             reply,
             order,
+            place.begun,
         )
 
     # ------------------------------------------------------------ the engine
@@ -195,7 +201,9 @@ class Rounds:
         if key not in seat.handles:
             seat.handles[key] = seat.sessions[stops].open()
         seed = seed_of(request.episode, place.keys[choice])
-        return SamplingRequest(seat.handles[key], place.prompt, seed, place.max_tokens)
+        tokens = np.concatenate([place.prompt, place.head])
+        most = place.max_tokens - len(place.head)
+        return SamplingRequest(seat.handles[key], tokens, seed, most)
 
     def _session(self, seat: Seat, stops: Sequence[str], stack: ExitStack) -> None:
         """Open the session of a replica for turns that end at these strings, if it is not open."""
@@ -214,13 +222,15 @@ class Rounds:
         Nobody reads it. It gives the episode a place in the tree, which learns from its outcome, or
         leaves it out, as the recipe says.
         """
+        for episode in ended:
+            episode.close()
         silent = [each for each in ended if len(each.answers) == each.shared]
         if not silent:
             return
         self.counts.rounds += 1  # behind all that was asked
         jobs: list[Job] = []
         for episode in silent:
-            episode.differs = episode.differs or episode.shared > 0
+            episode.differs = episode.differs or episode.first >= 0
             asked = Asked(messages_of(task_of(episode.question)["messages"]), (), 1)
             chat = self._chat(asked)
             prompt = chat.prompt(asked.messages)[-self.prompt_tokens :]

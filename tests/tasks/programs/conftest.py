@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from params.schema.agent import Dialogue
+from params.schema.algorithms import Marks
 from params.schema.reinforce import Rollout
 from tasks.dialects.tags import Tags
 from tasks.programs.opening import open_program
@@ -33,6 +34,7 @@ class Running:
     def grow(self, name, questions=1, leaves=1, branching="none", **settings):
         """Run episodes of a program; return the trees and what they cost."""
         kind = program_kind(name)
+        marks = settings.pop("marks", Marks(kind="think"))
         dialogue = {"response_tokens": 4000, "tool_calls": 40} | settings.pop("dialogue", {})
         asked = [question(number) for number in range(questions)]
         rollout = Rollout(
@@ -56,6 +58,7 @@ class Running:
             None,
             "0/0",
             branching,
+            marks,
         )
         given = {"trusted": True, "prompt_tokens": 2000, "requests": 100} | settings
         with open_program({name: kind.settings(**given)}) as program:

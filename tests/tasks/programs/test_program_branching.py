@@ -2,6 +2,9 @@
 
 from collections import Counter
 
+import pytest
+
+from params.schema.algorithms import Marks
 from tests.tasks.programs.test_clients import answers, calling
 from tests.tasks.programs.test_token_exactness import check, in_tags
 
@@ -32,6 +35,45 @@ def run(task, endpoint):
     return "7"
 """
 
+BOTH = """
+import random
+from concurrent.futures import ThreadPoolExecutor
+from own.wanderer import ask
+
+def run(task, endpoint):
+    asides = [[{"role": "user", "content": f"Check {n}."}] for n in range(3)]
+    random.shuffle(asides)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda one: ask(endpoint, one), asides))
+    ask(endpoint, task.messages)
+    return "7"
+"""
+
+
+def thinking(seed):
+    text, ended = in_tags(seed)
+    return f"<think>{seed % 9}</think>{text}", ended
+
+
+def tree_texts(tree, leaf):
+    return "".join(tree.nodes[index].text for index in tree.path(leaf))
+
+
+def check_sampled(trees, drawn):
+    """Raise AssertionError unless each token that was drawn is trained once, behind its own."""
+    turns = [node for tree in trees for node in tree.nodes if node.kind == "turn"]
+    assert sum(len(node.tokens) for node in turns) == sum(len(turn) for _, turn in drawn)
+    assert all(len(node.tokens) == len(node.logprobs) == len(node.entropies) for node in turns)
+    contexts = [
+        [token for index in context for token in tree.nodes[index].tokens.tolist()]
+        for tree in trees
+        for leaf in tree.leaves
+        for context in tree.contexts(leaf)
+    ]
+    for before, turn in drawn:
+        sampled = [*before, *turn]
+        assert any(context[: len(sampled)] == sampled for context in contexts)
+
 
 def test_branches_share_what_was_sampled(own, running):
     asking = running(calling)
@@ -57,15 +99,62 @@ def check_shared(trees, drawn):
     check(trees, drawn)
 
 
-def test_branching_is_the_same_again(own, running):
+def test_branches_at_marks_go_on_inside_turns(own, running):
+    asking = running(thinking)
+    trees, _ = asking.grow("own/wanderer.py:one_at_a_time", 4, 8, "marks", lanes=32)
+    inside = 0
+    for tree in trees:
+        assert len(set(tree.leaves)) == 8
+        assert len(tree.decisions) == 2, "each of the first two episodes branches at one mark"
+        for decision in tree.decisions:
+            node = tree.nodes[decision.node]
+            assert decision.added == 2
+            assert sum(other.parent == decision.node for other in tree.nodes) == 3
+            inside += node.outcome == "part"
+            assert node.outcome != "part" or node.text == "<think>"
+    assert inside
+    check_sampled(trees, asking.engine.drawn)
+
+
+def test_a_call_that_began_before_the_branch_ends_its_turn(own, running):
+    """The engine sees no stop string that began in what a branch is given."""
+    ends = iter([("<think>a</th", True)] * 2)
+    asking = running(lambda seed: next(ends, ("ink><answer>7</answer> more", False)))
+    trees, _ = asking.grow("own/wanderer.py:once", 1, 4, "marks", marks=Marks(kind="every_token"))
+    first, *_, branch = [tree_texts(trees[0], leaf) for leaf in trees[0].leaves]
+    assert first.endswith("</th<|end|>")
+    assert branch.endswith("</answer>"), branch
+
+
+def test_branches_at_random_begin_after_results(own, running):
+    asking = running(in_tags)
+    trees, _ = asking.grow("own/wanderer.py:one_at_a_time", 4, 8, "random", lanes=32)
+    for tree in trees:
+        assert len(set(tree.leaves)) == 8
+        assert sum(decision.added for decision in tree.decisions) in (0, 6)
+        assert all(tree.nodes[each.node].kind != "turn" for each in tree.decisions)
+    assert any(tree.decisions for tree in trees)
+    check_shared(trees, asking.engine.drawn)
+
+
+@pytest.mark.parametrize("branching", ["entropy", "marks", "random"])
+def test_branching_is_the_same_again(own, running, branching):
     def told(lanes):
         trees, _ = running(in_tags).grow(
-            "own/wanderer.py:one_at_a_time", 3, 6, "entropy", lanes=lanes
+            "own/wanderer.py:one_at_a_time", 3, 6, branching, lanes=lanes
         )
         tokens = [node.tokens.tolist() for tree in trees for node in tree.nodes]
         return [(tree.leaves, tree.decisions) for tree in trees], tokens
 
     assert told(2) == told(18)
+
+
+def test_requests_of_one_moment_may_change_their_order(own, running):
+    (own / "both.py").write_text(BOTH)
+    trees, _ = running(in_tags).grow("own/both.py:run", 4, 4, "random", lanes=2)
+    outcomes = Counter(tree.nodes[leaf].outcome for tree in trees for leaf in tree.leaves)
+    assert outcomes == {"answer": 16}
+    assert all(tree.decisions for tree in trees)
 
 
 def test_a_program_that_asks_something_else_is_left_out(own, running, tmp_path):
