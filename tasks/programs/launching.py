@@ -47,6 +47,7 @@ class Launcher:
         """``folders``: of the host's files, and of the gateway's socket."""
         self.kind, self.settings = kind, settings
         self.stage, self.sockets = folders
+        self.keeps_warm = bool(kind.job(settings).get("keep_warm"))
         self.endpoint: Callable[[ProgramEpisode], Mapping[str, Any]] = lambda episode: {}
         self.started: Callable[[ProgramEpisode], None] = lambda episode: None
         self.ended: Callable[[ProgramEpisode], None] = lambda episode: None
@@ -220,7 +221,9 @@ class Launcher:
             number_of_signal = status - 128 if status > 0 else -status
             self._failed(number, Outcome.PROGRAM_DIED, f"signal {number_of_signal}: {printed}")
         elif status:
-            self._failed(number, Outcome.PROGRAM_FAILED, printed or f"exit status {status}")
+            how = f"exit status {status}, before a line with the id of its task"
+            said = how if self.keeps_warm else f"exit status {status}"
+            self._failed(number, Outcome.PROGRAM_FAILED, printed or said)
         else:
             self._returned(number, reply, printed)
 
@@ -230,6 +233,8 @@ class Launcher:
             if "too_long" in reply:
                 raise ResultError(f"it returned over {reply['too_long']} bytes")
             returned = json.loads(last_line(str(reply["returned"])) or "null")
+            if isinstance(returned, dict) and self.keeps_warm:
+                returned.pop("id", None)
             episode.result = result_of(returned, self.settings.bounds)
         except Exception as error:  # of any kind: it is a stranger's, and the episode has to end
             self._failed(number, Outcome.PROGRAM_FAILED, f"{error}; {printed}")

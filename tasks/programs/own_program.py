@@ -31,6 +31,9 @@ class CommandProgram(ProgramSettings):
     """The settings of a command."""
 
     run: tuple[str, ...]  # the words of the command
+    # one for each lane is kept: it reads {"id", "task", "endpoint"} in a line for each episode, and
+    # a line of it that is an object with the same id is what it returns
+    keep_warm: bool = False
 
 
 def program_kind(name: str) -> ProgramKind:
@@ -106,7 +109,7 @@ def _function_job(file: str, function: str, settings: Any) -> Mapping[str, Any]:
 
 
 def _command_job(settings: Any) -> Mapping[str, Any]:
-    return {"command": list(settings.run)}
+    return {"command": list(settings.run), "keep_warm": settings.keep_warm}
 
 
 def _function_faults(settings: Any) -> list[str]:

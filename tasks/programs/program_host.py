@@ -6,7 +6,8 @@ library alone: it also runs in a Python of the program's own. Lines of JSON come
 ``{"ready": true}`` or ``{"broken": ...}``, then one for each episode that has ended.
 
 An episode is a process that looks after it, and the program below that. When the program ends or is
-killed, all that it has started ends, in other sessions, too.
+killed, all that it has started ends, in other sessions, too. A command that is kept warm works for
+one episode after the other: it reads a line for each, and its line with the same id ends it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,13 +41,19 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Watched:
-    """An episode that runs: its processes, and what they have written."""
+    """A program that runs for an episode: its processes, and what they have written."""
 
-    def __init__(self, name: Any, process: int, returned: int, printed: int) -> None:
-        self.name, self.process = name, process
+    def __init__(self, process: int, returned: int, printed: int, tasks: int) -> None:
+        """``tasks``: the pipe of a command that is kept warm, -1 for others."""
+        self.name: Any = None  # of its episode; None: it has none
+        self.process, self.tasks, self.unsent = process, tasks, bytearray()
         self.pipes = {returned: bytearray(), printed: bytearray()}
         self.returned, self.printed = self.pipes[returned], self.pipes[printed]
         self.too_long = False
+
+    def open_pipes(self) -> list[int]:
+        """Return the pipes that are open."""
+        return [*self.pipes, *([self.tasks] if self.tasks >= 0 else [])]
 
     def read(self, pipe: int) -> bool:
         """Read what a pipe holds; return whether it has ended."""
@@ -69,6 +77,8 @@ class Host:
         self.job, self.orders, self.replies, self.kept = job, orders, replies, kept
         self.selector = selectors.DefaultSelector()
         self.episodes: dict[Any, Watched] = {}
+        self.running: list[Watched] = []
+        self.idle: list[Watched] = []  # of those, the ones that wait for an episode
         self.unread, self.unsaid = bytearray(), bytearray()
         self.function: Any = None
         # What episodes import by themselves has been imported here; until then one runs alone.
@@ -91,7 +101,8 @@ class Host:
         self.selector.register(self.orders, selectors.EVENT_READ, self.obey)
         while self.selector.get_map():
             for key, _ in self.selector.select():
-                if key.data(key.fd) is False:
+                known = self.selector.get_map().get(key.fd) is key  # else it was closed just now
+                if known and key.data(key.fd) is False:
                     return
 
     def say(self, reply: dict[str, Any]) -> None:
@@ -152,21 +163,47 @@ class Host:
     def start(self, order: dict[str, Any]) -> None:
         """Start an episode, and say so."""
         self.say({"started": order["id"]})
+        watched = self.idle.pop() if self.idle else self.begin(order)
+        watched.name = order["id"]
+        self.episodes[watched.name] = watched
+        if watched.tasks >= 0:
+            watched.printed.clear()
+            waits, send = bool(watched.unsent), lambda fd: self.send(watched)
+            given = {name: order[name] for name in ("id", "task", "endpoint")}
+            watched.unsent += json.dumps(given).encode() + b"\n"
+            if not waits:
+                self.selector.register(watched.tasks, selectors.EVENT_WRITE, send)
+
+    def begin(self, order: dict[str, Any]) -> Watched:
+        """Start a program, for an episode or, where it is kept warm, for several."""
         returned, to_return = os.pipe()
         printed, to_print = os.pipe()
+        to_read, tasks = os.pipe() if self.job.get("keep_warm") else (-1, -1)
         process = os.fork()
         if process == 0:
-            os.close(returned)
-            os.close(printed)
-            look_after(self, order, to_return, to_print)
-        os.close(to_return)
-        os.close(to_print)
-        watched = self.episodes[order["id"]] = Watched(order["id"], process, returned, printed)
-        for pipe in (returned, printed):
+            close([returned, printed, tasks])
+            look_after(self, order, (to_read, to_return, to_print))
+        close([to_read, to_return, to_print])
+        watched = Watched(process, returned, printed, tasks)
+        self.running.append(watched)
+        for pipe in watched.open_pipes():
             os.set_blocking(pipe, False)
+        for pipe in (returned, printed):
             self.selector.register(pipe, selectors.EVENT_READ, lambda fd: self.drain(watched, fd))
         ended = os.pidfd_open(process)
         self.selector.register(ended, selectors.EVENT_READ, lambda fd: self.end(watched, fd))
+        return watched
+
+    def send(self, watched: Watched) -> None:
+        """Write as much of a task as the pipe of a command takes now."""
+        with suppress(BlockingIOError):
+            try:
+                while watched.unsent:
+                    del watched.unsent[: os.write(watched.tasks, watched.unsent)]
+            except BrokenPipeError:  # it reads no more; when it ends, its episode does
+                watched.unsent.clear()
+        if not watched.unsent:
+            self.selector.unregister(watched.tasks)
 
     def drain(self, watched: Watched, pipe: int) -> None:
         held = watched.pipes.get(pipe)
@@ -176,11 +213,25 @@ class Host:
             self.selector.unregister(pipe)
             del watched.pipes[pipe]
             os.close(pipe)
+        if watched.tasks >= 0 and held is watched.returned:
+            self.hear(watched)
         if not self.warmed and held is watched.returned and b"\n" in held:
             self.warm(held.partition(b"\n")[0])
 
+    def hear(self, watched: Watched) -> None:
+        """End the episode of a command that is kept warm where it has said what came of it."""
+        *lines, rest = watched.returned.split(b"\n")
+        watched.returned[:] = rest
+        for line in lines:
+            if watched.name is not None and is_result(line, watched.name):
+                self.reply(watched, 0, line)
+                self.idle.append(watched)
+        if watched.name is not None and watched.too_long:
+            self.reply(watched, 0, b"")
+            os.kill(watched.process, signal.SIGTERM)
+
     def end(self, watched: Watched, ended: int) -> None:
-        """Say how an episode has ended, once it has."""
+        """Say how the episode of a program that has ended has ended, unless that is said."""
         self.selector.unregister(ended)
         os.close(ended)
         status = os.waitstatus_to_exitcode(os.waitpid(watched.process, 0)[1])
@@ -189,23 +240,39 @@ class Host:
                 pass
             self.selector.unregister(pipe)
             os.close(pipe)
-        del self.episodes[watched.name]
-        if not self.episodes and self.kept:  # in a sandbox, whose /tmp has a limit of bytes
-            empty(Path("/tmp"), Path("/tmp").stat().st_dev)
+        if watched.tasks >= 0:
+            if watched.unsent:
+                self.selector.unregister(watched.tasks)
+            os.close(watched.tasks)
+            watched.returned += b"\n"
+            self.hear(watched)
+            status = status or 1  # it has to go on, or to be killed
+        self.running.remove(watched)
+        if watched in self.idle:
+            self.idle.remove(watched)
         if status < 0:  # its guard was killed, and has ended nothing
             self.end_orphans()
+        if watched.name is not None:
+            self.reply(watched, status, watched.returned)
+            self.warm(watched.returned.partition(b"\n")[0])
+
+    def reply(self, watched: Watched, status: int, returned: bytes | bytearray) -> None:
+        """Say how an episode has ended; its program has none now."""
+        del self.episodes[watched.name]
+        if not self.running and self.kept:  # in a sandbox, whose /tmp has a limit of bytes
+            empty(Path("/tmp"), Path("/tmp").stat().st_dev)
         printed = SURROGATE.sub("\ufffd", watched.printed.decode(errors="replace"))
         reply = {"id": watched.name, "status": status, "printed": printed[-KEPT:]}
-        if watched.too_long and b"\n" not in watched.returned.strip():
+        if watched.too_long and b"\n" not in returned.strip():
             reply["too_long"] = RETURNED
         else:
-            reply["returned"] = watched.returned.decode(errors="replace")
+            reply["returned"] = returned.decode(errors="replace")
+        watched.name = None
         self.say(reply)
-        self.warm(watched.returned.partition(b"\n")[0])
 
     def end_orphans(self) -> None:
         """Kill what an episode has left behind when its own guard was killed."""
-        ours = {watched.process for watched in self.episodes.values()} | self.kept
+        ours = {watched.process for watched in self.running} | self.kept
         me = os.getpid()
         for process in descendants.descendants():
             with suppress(OSError, IndexError, ValueError):
@@ -229,6 +296,21 @@ def empty(folder: Path, device: int) -> None:
                 entry.rmdir()
 
 
+def is_result(line: bytes | bytearray, name: Any) -> bool:
+    """Return whether a line is what came of an episode: a JSON object with its id."""
+    with suppress(ValueError, RecursionError):
+        said = json.loads(line)
+        return isinstance(said, dict) and said.get("id") == name
+    return False
+
+
+def close(pipes: Iterable[int]) -> None:
+    """Close those of the pipes that there are."""
+    for pipe in pipes:
+        if pipe >= 0:
+            os.close(pipe)
+
+
 def pending(pipe: int) -> bool:
     """Return whether a pipe holds something to read, or has ended."""
     with selectors.DefaultSelector() as selector:
@@ -239,8 +321,11 @@ def pending(pipe: int) -> bool:
 # ---------------------------------------------------------------- the processes of an episode
 
 
-def look_after(host: Host, order: dict[str, Any], to_return: int, to_print: int) -> None:
-    """Start the program of an episode; when it ends, end all that it has started, and this."""
+def look_after(host: Host, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
+    """Start the program of an episode; when it ends, end all that it has started, and this.
+
+    ``pipes``: the program's standard input (-1: none yet), and where it returns and prints.
+    """
     status = 1
     try:
         descendants.signal_at_parents_end(signal.SIGTERM)
@@ -249,7 +334,7 @@ def look_after(host: Host, order: dict[str, Any], to_return: int, to_print: int)
         for pipe in [
             host.orders,
             host.replies,
-            *(p for e in host.episodes.values() for p in e.pipes),
+            *(pipe for watched in host.running for pipe in watched.open_pipes()),
         ]:
             with suppress(OSError):
                 os.close(pipe)
@@ -257,9 +342,8 @@ def look_after(host: Host, order: dict[str, Any], to_return: int, to_print: int)
         process = os.fork()
         if process == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            act(host, order, to_return, to_print)
-        os.close(to_return)
-        os.close(to_print)
+            act(host, order, pipes)
+        close(pipes)
         while True:
             ended, how = os.waitpid(-1, 0)
             if ended == process:
@@ -279,25 +363,27 @@ def killed() -> None:
     os._exit(128 + signal.SIGKILL)
 
 
-def act(host: Host, order: dict[str, Any], to_return: int, to_print: int) -> None:
+def act(host: Host, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
     """Be the program: call the function, or become the command."""
+    to_read, to_return, to_print = pipes
     try:
         descendants.signal_at_parents_end(signal.SIGKILL)
         limit(host.job)
         endpoint = order["endpoint"]
-        os.environ.update(
-            {
-                "OPENAI_BASE_URL": endpoint["base_url"],
-                "OPENAI_API_KEY": endpoint["key"],
-                "OPENAI_MODEL": endpoint["model"],
-                **order["variables"],
-            }
-        )
-        given = tempfile.TemporaryFile()  # noqa: SIM115
-        given.write(json.dumps({"task": order["task"], "endpoint": endpoint}).encode() + b"\n")
-        given.seek(0)
-        os.dup2(given.fileno(), 0)
+        os.environ |= {
+            "OPENAI_BASE_URL": endpoint["base_url"],
+            "OPENAI_MODEL": endpoint["model"],
+            **({} if to_read >= 0 else {"OPENAI_API_KEY": endpoint["key"]}),  # one episode's alone
+            **order["variables"],
+        }
         os.dup2(to_print, 2)
+        if to_read >= 0:
+            os.dup2(to_read, 0)
+        else:
+            given = tempfile.TemporaryFile()  # noqa: SIM115
+            given.write(json.dumps({"task": order["task"], "endpoint": endpoint}).encode() + b"\n")
+            given.seek(0)
+            os.dup2(given.fileno(), 0)
         if "command" in host.job:
             os.dup2(to_return, 1)
             command = host.job["command"]

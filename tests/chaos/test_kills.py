@@ -80,8 +80,13 @@ def test_a_kill_at_a_random_moment(bare, prepared, whole, expected, folder, numb
     call_again(folder, expected, command)
 
 
-@pytest.mark.kills
-@pytest.mark.parametrize("command", COMMANDS, ids=["here", "commit"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(runs.HERE, id="here"),
+        pytest.param(runs.AS_COMMIT, id="commit", marks=pytest.mark.kills),
+    ],
+)
 def test_kills_at_random_moments(bare, whole, expected, folder, command):
     """Of the first process, of all at once, and of any one, in a run that begins with nothing.
 

@@ -200,6 +200,56 @@ def test_a_command_gets_its_task_and_says_its_answer_last(own, running):
     assert answers(trees) == ["q0", "q1", "q2"]
 
 
+KEPT_WARM = """
+import json, os, sys, time
+sys.path.insert(0, ".")
+from types import SimpleNamespace
+from own.wanderer import ask
+
+served = 0
+for line in sys.stdin:
+    given = json.loads(line)
+    served += 1
+    name, task = given["id"], given["task"]["id"]
+    print("a log", flush=True)
+    print(json.dumps({"id": name - 1, "answer": "of another"}), flush=True)
+    ask(SimpleNamespace(**given["endpoint"]), given["task"]["messages"])
+    if task == "q2":
+        os.kill(os.getpid(), 9)
+    if task == "q4":
+        time.sleep(60)
+    if task == "q6":
+        sys.exit()
+    if task == "q8":
+        print("x" * 500_000, flush=True)
+        time.sleep(60)
+    print(json.dumps({"id": name, "answer": f"{task} {os.getpid()} {served}"}), flush=True)
+    print(json.dumps({"id": name, "answer": "once more"}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "in a sandbox"])
+def test_a_command_is_kept_for_further_episodes(own, running, trusted):
+    (own / "script.py").write_text(KEPT_WARM)
+    run = (walls.interpreter(""), "own/script.py")
+    trees, _ = running(answering).grow(
+        "command", questions=12, lanes=2, trusted=trusted, run=run, keep_warm=True, seconds=4.0
+    )
+    failed = {"q2": "program_died", "q4": "program_timeout", "q6": "program_failed"}
+    failed["q8"] = "program_failed"
+    told = {tree.question.id: tree.nodes[tree.leaves[0]] for tree in trees}
+    assert {name: node.outcome for name, node in told.items() if node.outcome != "answer"} == failed
+    said = [
+        node.observation.info["program"]["answer"].split()
+        for node in told.values()
+        if node.outcome == "answer"
+    ]
+    assert [name for name, _, _ in said] == [name for name in told if name not in failed]
+    processes = {process for _, process, _ in said}
+    assert len(processes) <= 2 + len(failed)
+    assert max(int(count) for _, _, count in said) > 1
+
+
 @pytest.mark.parametrize(
     ("printed", "answer"),
     [
