@@ -30,6 +30,7 @@ from flows.runs import git, ledger_mirror
 from flows.tracking import agent_report
 from flows.tracking.progress import Progress
 from flows.tracking.run import stage_run
+from params.given_numbers import above_zero, from_zero
 from params.run_folders import RunFolders
 from params.schema.chat import ChatBudget, ChatLimits
 from params.schema.recipe import Recipe
@@ -313,8 +314,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--name", default="", help="of the model at a server, or of a policy in tables")
     add("--key-variable", metavar="VAR", help="environment variable with the server's key")
     add("--concurrency", type=int, default=8, metavar="N", help="requests at once, at most (8)")
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="of an attempt (120)")
-    add("--retries", type=int, default=4, metavar="N", help="of a request that failed (4)")
+    add("--timeout", type=above_zero, default=120.0, metavar="SECONDS", help="of an attempt (120)")
+    add("--retries", type=from_zero, default=4, metavar="N", help="of a request that failed (4)")
     add("--most-calls", type=int, metavar="N", help="budget of servers' calls, over all calls")
     add("--most-tokens", type=int, metavar="N", help="budget of their tokens")
     add("--sets", nargs="+", default=[], metavar="SET", help="kinds, or set/split of benchmarks")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from flows import end_import_phase, exit_fast
 from flows.host.transcript import ENDINGS, Transcript
 from flows.runs.without_run import policy_folder, remedy
+from params.given_numbers import above_zero, from_zero
 from params.run_folders import RunFolders
 from params.schema.recipe import Recipe
 from tasks import recipes
@@ -210,10 +211,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--policy", type=Path, metavar="FOLDER", help="else the trained one")
     parser.add_argument("--question", metavar="TEXT", help="ask this, and end")
-    parser.add_argument("--task", type=int, metavar="N", help="of the split, from 0")
+    parser.add_argument("--task", type=from_zero, metavar="N", help="of the split, from 0")
     parser.add_argument("--split", choices=SPLITS, default="test", help="of the tasks")
     parser.add_argument("--seed", type=int, help="of the sampling; else the recipe's")
-    parser.add_argument("--temperature", type=float, help="else that of the evaluation")
+    parser.add_argument("--temperature", type=above_zero, help="else that of the evaluation")
     return parser.parse_args(arguments)
 
 
@@ -225,8 +226,6 @@ def main(arguments: list[str]) -> int:
         recipe = recipes.load(args.recipe, Path("params"))
         if args.question is not None and (recipe.environment or args.task is not None):
             raise ValueError("--question asks an agent without a world; choose a task with --task")
-        if args.temperature is not None and not 0 < args.temperature < float("inf"):
-            raise ValueError(f"--temperature {args.temperature}: give a number above 0")
         args.seed = recipe.seed if args.seed is None else args.seed
         heat = args.temperature or recipe.evaluate.temperature
         folder = policy_folder(args.recipe, args.policy)

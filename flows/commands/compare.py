@@ -42,6 +42,7 @@ from flows.tracking.comparison_tables import COLD_START, Result
 from flows.tracking.progress import Progress
 from flows.workers import configured_server
 from params import recipe_files, suggestions
+from params.given_numbers import from_zero
 from params.run_folders import RunFolders
 from params.schema import algorithms
 from params.schema.recipe import Recipe, row_for
@@ -244,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KIND=AMOUNT",
         help=f"what each variant may spend in training; kinds: {', '.join(SPENT)}",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, help="of training; else the recipe's")
+    parser.add_argument("--seeds", nargs="+", type=from_zero, help="of training; else the recipe's")
     parser.add_argument("--algorithms", nargs="+", metavar="ROW", help="else every row")
     parser.add_argument(
         "--overrides",

@@ -30,6 +30,7 @@ from flows.analysis import card, chat, frames, reading, trajectories
 from flows.analysis.trajectories import ScoredTree
 from flows.host import files
 from flows.tracking.progress import Progress
+from params.given_numbers import finite, from_zero
 from params.run_folders import RunFolders
 from tasks import recipes
 from tasks.rewards.contract import was_scored
@@ -164,9 +165,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--split", choices=[*FILES], default="train", help="of the trajectories")
     parser.add_argument(
-        "--iterations", type=int, nargs=2, metavar=("FIRST", "LAST"), help="else all"
+        "--iterations", type=from_zero, nargs=2, metavar=("FIRST", "LAST"), help="else all"
     )
-    parser.add_argument("--min-reward", type=float, metavar="X", help="leave out those below")
+    parser.add_argument("--min-reward", type=finite, metavar="X", help="leave out those below")
     parser.add_argument(
         "--arguments",
         choices=("text", "object"),
@@ -176,7 +177,10 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gzip", action="store_true", help="write trajectories.jsonl.gz")
     parser.add_argument("--license", metavar="ID", help="of the policy, for the card")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="else exports/<recipe>")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.iterations and args.iterations[0] > args.iterations[1]:
+        parser.error("--iterations: give the first one, then the last one")
+    return args
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 
 from flows import end_import_phase, exit_fast
 from flows.runs import provenance, provenance_subject
+from params.given_numbers import from_zero
 from tasks.trees.words import printable
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("what", metavar="WHAT", help="a metric, a model or a file")
     parser.add_argument("--at", metavar="REV", help="in the run of this branch or commit")
     parser.add_argument("--recipe", help="of the metric, where several recipes have it")
-    parser.add_argument("--iteration", type=int, metavar="N", help="of this iteration")
+    parser.add_argument("--iteration", type=from_zero, metavar="N", help="of this iteration")
     parser.add_argument("--all", action="store_true", help="the ids of all questions")
     parser.add_argument("--restore", action="store_true", help="restore a copy; prints its path")
     parser.add_argument("--json", action="store_true", help="for programs, with all ids")

@@ -21,6 +21,7 @@ from flows.pages import against, page_file, results
 from flows.runs import git
 from flows.runs.restoring import SHORT, restore
 from flows.workers.server import ui_address
+from params.given_numbers import from_zero
 from tasks import recipes
 
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument(
         "--iteration",
-        type=int,
+        type=from_zero,
         nargs="+",
         default=[],
         metavar="N",

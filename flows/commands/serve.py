@@ -16,6 +16,7 @@ from pathlib import Path
 
 from flows import end_import_phase, exit_fast
 from flows.runs.without_run import policy_folder
+from params.given_numbers import above_zero, port
 from params.schema.recipe import Recipe
 from tasks import recipes
 from tasks.engines import ENGINES
@@ -81,8 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("recipe", help="params/<recipe>.yaml")
     parser.add_argument("--policy", type=Path, help="a folder; else the trained policy")
     parser.add_argument("--host", default="127.0.0.1", help="address that it listens at")
-    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
-    parser.add_argument("--temperature", type=float, help="else that of evaluate")
+    parser.add_argument("--port", type=port, default=8000, help="0: any that is free")
+    parser.add_argument("--temperature", type=above_zero, help="else that of evaluate")
     args = parser.parse_args(arguments)
     try:
         recipe = recipes.load(args.recipe, Path("params"))

@@ -23,7 +23,6 @@ def checkout(tmp_path, monkeypatch):
     [
         (["smoke"], "smoke has not been trained here: run `make run RECIPE=smoke` first"),
         (["smoke", "--policy", "models/none"], "--policy models/none holds no policy"),
-        (["smoke", "--temperature", "0"], "--temperature 0.0: give a number above 0"),
         (["smoke", "--question", "1 + 1", "--task", "1"], "choose a task with --task"),
         (["tiny-lake", "--question", "left"], "choose a task with --task"),
         (["none"], "no recipe 'none'"),

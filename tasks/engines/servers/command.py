@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+from params.given_numbers import port
 from tasks.engines.servers.token_guard import NAMES, TOKEN, TOKEN_FILE, server_token
 from tasks.engines.servers.uploads import FOLDER
 
@@ -22,7 +23,7 @@ def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("folder", type=Path, help="a policy, as transformers saves it")
     parser.add_argument("--host", default="127.0.0.1", help="address that it listens at")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=port, default=8000)
     parser.add_argument(
         "--name", action="append", default=[], help="another name that runs call this machine by"
     )

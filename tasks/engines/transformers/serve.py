@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from params.given_numbers import count
 from params.schema.base import Machine
 from tasks.engines.contract import Sample, SamplingRequest
 from tasks.engines.servers import command
@@ -151,7 +152,7 @@ def app_of(served: Served) -> Starlette:
 def main(arguments: list[str] | None = None) -> None:
     """Serve the policy that the command line names, until the process is ended."""
     parser = command.parser_of("tasks.engines.transformers.serve", __doc__)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=count, default=len(os.sched_getaffinity(0)))
     args, guarding = command.parse(parser, arguments)
     os.environ.update(guarding)
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"

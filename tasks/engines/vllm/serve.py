@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from params.given_numbers import count, share
 from tasks.engines.servers.command import parse, parser_of
 from tasks.engines.servers.token_guard import Guard
 from tasks.engines.vllm.connection import ENVIRONMENT, ROOT
@@ -53,8 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Replace this process by the server that the command line describes."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = parser_of("tasks.engines.vllm.serve", __doc__)
-    parser.add_argument("--memory", type=float, default=0.9, help="as engine.memory of a recipe")
-    parser.add_argument("--context", type=int, help="tokens of a path, at most")
+    parser.add_argument("--memory", type=share, default=0.9, help="as engine.memory of a recipe")
+    parser.add_argument("--context", type=count, help="tokens of a path, at most")
     parser.add_argument(
         "--transfer", choices=["nccl"], help="how weights come, if not as files: see docs/gpu.md"
     )
