@@ -69,6 +69,7 @@ class PrepareInputs:
     # name -> digest of the files that it stands for: of the expert, the world, tools, the dialect
     named: Mapping[str, str] = field(default_factory=dict)
     scorers: Mapping[str, str] = field(default_factory=dict)  # digests of their sources, by name
+    policy: Artifact | None = None  # where the first policy is a folder, or a file in one
 
 
 @substeps.recorded

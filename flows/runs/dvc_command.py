@@ -105,7 +105,11 @@ def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "SHELL": "/bin/sh",  # DVC would use the user's, which may treat `exec` otherwise
     }
+    from flows.runs import local_policies  # with recipes
+
     command = ["flows.runs.dvc_command", "--wait-for-lock", "repro", "-s", stage]
+    if stage in local_policies.changed(stage.rpartition("@")[2], root):
+        command.append("--force")
     status = supervise(command, ours | environment, root)
     if was_killed(status):
         raise KilledError(f"stage {stage} was killed")

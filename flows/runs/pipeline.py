@@ -7,14 +7,16 @@ checkout.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import chdir
+from contextlib import chdir, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flows.runs import bounded_yaml, git
+from flows.runs import bounded_yaml, git, local_policies
+from flows.runs.cache import kept_file
 from flows.runs.dvc_command import DAMAGED_LOCK_REMEDY, HERE, modified, open_repository
 from flows.runs.stage_reasons import Params, reasons
+from params.run_folders import RunFolders
 from params.whole_file import RESOLVED, whole_file
 
 PIPELINE = "dvc.yaml"
@@ -107,7 +109,10 @@ def status(recipe: str) -> dict[str, list[str]]:
         _stages(recipe, repository)  # raises for one whose settings are not understood
         changes = changes_of(recipe, repository)
         params = _params(recipe, repository) if changes else {}
-    return {name: reasons(report, *params[name]) for name, report in changes.items()}
+    found = {name: reasons(report, *params[name]) for name, report in changes.items()}
+    for name, lines in local_policies.changed(recipe).items():
+        found[name] = [*lines, *found.get(name, [])]
+    return found
 
 
 def _params(recipe: str, repository: Any) -> dict[str, tuple[Params, Params]]:
@@ -201,8 +206,19 @@ def already_run(recipe: str, root: Path = Path()) -> str | None:
         except ValueError:
             continue  # no branch of a run
         if all(_same(made_of, locked.get(name)) for name, made_of in here.items()):
-            return branch
+            with chdir(root):
+                if local_policies.same(recipe, _records(recipe, locked)):
+                    return branch
     return None
+
+
+def _records(recipe: str, locked: Mapping[str, Any]) -> str:
+    """Return the records of a run's stage prepare; "" where they are not in DVC's cache."""
+    path = RunFolders(recipe).records("prepare").as_posix()
+    outs = locked.get(f"prepare@{recipe}", {}).get("outs", [])
+    with suppress(ValueError):
+        return next((kept_file(o["md5"]).decode() for o in outs if o["path"] == path), "")
+    return ""
 
 
 def _made_of(recipe: str) -> dict[str, dict[str, Any]]:

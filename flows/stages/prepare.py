@@ -24,6 +24,7 @@ from tasks.environments.contract import OpenEnvironment
 from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
+from tasks.policy import local_policy
 from tasks.prepare import PrepareInputs, prepare
 from tasks.questions import choice
 from tasks.questions.sampled import Sampled
@@ -50,6 +51,7 @@ def prepare_flow(name: str) -> None:
     sources = source_files(recipe.prepare, recipe.tools, sets)
     file = recipe.evaluate.panel
     named = panels.load(file) if file else None
+    policy = local_policy.at(recipe.prepare.policy)
     inputs = PrepareInputs(
         settings=recipe.prepare,
         sets=sets,
@@ -61,8 +63,10 @@ def prepare_flow(name: str) -> None:
         environment=recipe.environment,
         named=named_sources(recipe),
         scorers=recipes.scorer_sources(recipe, Path("params")),
+        policy=policy,
     )
-    key = keys.stage_key(recipe, *sources, *([Artifact.at(file)] if file else []))
+    others = [Artifact.at(file)] if file else []
+    key = keys.stage_key(recipe, *sources, *others, *filter(None, [policy]))
     with (
         substep_tasks.opened() as ledger,
         stage_run(name, "prepare", key, stage.run_tags()) as run,

@@ -15,9 +15,11 @@ from pathlib import Path
 from params.schema.prepare import PretrainedPolicy
 from params.schema.teacher import PretrainedTeacher, RunTeacher, ServerTeacher, Teacher
 from tasks.ledger.artifacts import Artifact
+from tasks.policy import local_policy
 from tasks.policy.champion import written
 
 RECORD = "teacher.json"
+SOURCE = "source_digest"  # of the folder that the recipe names
 
 
 def write(folder: Path, settings: Teacher | None, restore: Callable[[str, Path], None]) -> None:
@@ -25,7 +27,10 @@ def write(folder: Path, settings: Teacher | None, restore: Callable[[str, Path],
 
     Raises ValueError or OSError where the teacher cannot be had.
     """
-    with written(folder, RECORD, settings.model_dump() if settings else None) as partial:
+    record = settings.model_dump() if settings else None
+    if record and (local := local_policy.at(settings)):
+        record[SOURCE] = local.digest
+    with written(folder, RECORD, record) as partial:
         if isinstance(settings, RunTeacher):
             restore(settings.digest, partial / "policy")
         elif isinstance(settings, PretrainedTeacher):

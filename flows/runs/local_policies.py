@@ -1,0 +1,65 @@
+"""Policies in folders, which DVC does not watch: whether they are still what a stage has read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import chdir, suppress
+from pathlib import Path
+from typing import Any
+
+from params.run_folders import RunFolders
+from tasks import recipes
+from tasks.ledger.artifacts import Artifact
+from tasks.policy import local_policy, teacher
+
+
+def changed(recipe: str, root: Path = Path()) -> dict[str, list[str]]:
+    """Return a line for each folder that holds another policy than a stage has read, by stage.
+
+    Stages that have not run are not there: DVC runs them.
+    """
+    folders = RunFolders(recipe)
+    with chdir(root):
+        records = folders.records("prepare")
+        noted = records.read_text() if records.is_file() else ""
+        found = {
+            f"prepare@{recipe}": list(_differing(_read_by_prepare(recipe, noted))),
+            f"champion@{recipe}": list(_differing(_read_as_teacher(recipe, folders.teacher))),
+        }
+    return {stage: lines for stage, lines in found.items() if lines}
+
+
+def same(recipe: str, noted: str) -> bool:
+    """Return whether the policies here are those of another run, given its records of prepare."""
+    return not list(_differing(_read_by_prepare(recipe, noted)))
+
+
+def _read_by_prepare(recipe: str, records: str) -> Iterator[tuple[Artifact | None, Any]]:
+    """Yield each policy that prepare reads, and the digest that it had, None where it had none."""
+    digests: dict[str, Any] = {}
+    for line in records.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            record = json.loads(line)
+            digests |= {f"{record['verb']} {k}": v for k, v in record["inputs"].items()}
+    if not digests:
+        return
+    prepare = recipes.load(recipe, Path("params")).prepare
+    yield local_policy.at(prepare.policy), digests.get("prepare policy")
+    yield (
+        local_policy.at(getattr(prepare.expert, "policy", None)),
+        digests.get("select_traces teacher"),
+    )
+
+
+def _read_as_teacher(recipe: str, folder: Path) -> Iterator[tuple[Artifact | None, Any]]:
+    """Yield the folder of the recipe's teacher, and the digest that it had."""
+    with suppress(OSError, ValueError, AttributeError):
+        noted = json.loads((folder / teacher.RECORD).read_text()).get(teacher.SOURCE)
+        yield local_policy.at(recipes.load(recipe, Path("params")).teacher), noted
+
+
+def _differing(policies: Iterable[tuple[Artifact | None, Any]]) -> Iterator[str]:
+    for now, noted in policies:
+        if now and isinstance(noted, str) and noted not in (now.digest, "null"):
+            yield f"the policy in {now.path} has changed"
