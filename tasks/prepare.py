@@ -31,7 +31,7 @@ from tasks.ledger.substeps import SubStep
 from tasks.policy import first, layer_kinds
 from tasks.policy import machine as policies
 from tasks.policy.load_model import fetch_config, fetch_tokenizer, save_model
-from tasks.questions import choice, sources, trace_tables, unusable, written
+from tasks.questions import choice, solver, sources, trace_tables, unusable, written
 from tasks.questions.contract import ExpertSettings, Rules
 from tasks.questions.entries import Entry, Problem, places_in, question_of
 from tasks.questions.experts import Dropped, Material, Trace
@@ -47,6 +47,7 @@ from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
 from tasks.trees.tables import save_questions, write_table
 from tasks.trees.tree import Question, ToolSpec
+from tasks.trees.words import printable
 
 Scorers = Mapping[str, Scorer]  # by the names that questions give them
 # opens the recipe's tools and its world, given the folder of the corpus
@@ -281,6 +282,11 @@ def _print_summary(traces: int, questions: int, dropped: Sequence[Dropped]) -> N
     counts = [f"{count} {reason}" for reason, count in reasons.most_common()]
     left_out = f"; left out: {', '.join(counts)}" if counts else ""
     print(f"prepare: {summary}{left_out}")
+    first = {each.reason: each for each in reversed(dropped)}
+    for reason in solver.FAILURES:
+        if reason in first:
+            said = " ".join(first[reason].detail.split())[-300:]
+            print(printable(f"prepare: the first {reason}: {first[reason].question_id}: {said}"))
 
 
 def _metrics(

@@ -31,10 +31,13 @@ from tasks.rollouts.rollout_parts import Resting, load_part, save_part
 from tasks.rollouts.rounds import Setting, grow_part
 from tasks.tools.recording import Origin
 from tasks.trees import metrics, panels
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tables import STORED_TREES, StoredQuestions, load_trees, save_trees
 from tasks.trees.tree import Question, Tree, masked_leaves, spliced
+from tasks.trees.words import printable
 
 UNMARKED = Marks(kind="none")
+FAILED_WORLDS = (Outcome.WORLD_FAILED, Outcome.WORLD_TIMEOUT, Outcome.WORLD_BROKEN)
 AGAIN = 1_000_000  # is added to the attempt where a task is asked once more: seeds of its own
 
 
@@ -91,6 +94,7 @@ def rollout(
             trees = _with_second(trees, second, inputs.again)
         recorded.save_calls(step.out / "trees")
     trees = stored or trees
+    _print_failures(trees)
     save_trees(trees, step.out / "trees")
     return {
         "metrics": metrics.tree_metrics(trees, inputs.budget.entropy_window),
@@ -124,6 +128,23 @@ def rollout_part(
     save_part(grown, step.out / "part")
     ids = [question.id for question in questions]
     return {"metrics": {}, "seconds": seconds, "questions": ids}
+
+
+def _print_failures(trees: Sequence[Tree]) -> None:
+    """Print how many worlds have failed, by outcome, and what the first of each said."""
+    failed: dict[str, list[str]] = {}
+    leaves = [(tree, leaf) for tree in trees for leaf in tree.leaves]
+    for tree, leaf in leaves:
+        node = tree.nodes[leaf]
+        if node.outcome in FAILED_WORLDS:
+            seen = node.observation or tree.nodes[0].observation
+            lines = [line for line in (seen.text if seen else "").splitlines() if line.strip()]
+            failed.setdefault(node.outcome, []).append(
+                f"{tree.question.id}: {lines[-1].strip()[:300] if lines else 'no reason is known'}"
+            )
+    for outcome, reasons in failed.items():
+        count = f"{len(reasons)} of {len(leaves)} episodes are {outcome}"
+        print(printable(f"rollout: {count}; the first: {reasons[0]}"), flush=True)
 
 
 def _trees(

@@ -28,6 +28,7 @@ GAP_WINDOW = 10  # iterations of a mean gap, since a batch has few held-out ques
 LEAST_SAMPLE = 8  # held-out questions in a window, below which it is not looked at
 LEAST_DEVIATION = 0.1  # of a question's gap: few equal ones don't make a window exact
 MOST_MASKED = 0.1  # share of the leaves
+MOST_BROKEN = 0.05  # share of the leaves
 MANY_CALLS, FEW_CALLS = 0.3, 0.1  # calls a trajectory, and the share of them that is hardly any
 LEAST_CONTINUED = 0.95  # of the requests of a program that only adds to its conversation
 MISMATCH = 1.0  # of log-probabilities, below which a spike does no harm
@@ -337,6 +338,18 @@ def masked(seen: Seen) -> str:
     )
 
 
+def world_broken(seen: Seen) -> str:
+    """Return a message where many worlds failed at what agents did, twice running, else ""."""
+    shares = seen.curve.get("world_broken", ())[-2:]
+    if len(shares) < 2 or not all(share >= MOST_BROKEN for share in shares):
+        return ""
+    return (
+        f"the world of {100 * shares[-1]:.0f} % of the leaves failed at an act, and they are "
+        "trained as wrong: the lines of the rollout say why. Correct the world, since some of "
+        "them may have been right"
+    )
+
+
 def _means(values: Sequence[float]) -> list[float]:
     """Return the means of all windows; none before there are more iterations than one window."""
     if len(values) <= WINDOW:
@@ -412,4 +425,5 @@ ALARMS: dict[str, Callable[[Seen], str]] = {
     "gradient_spike": gradient_spike,
     "mismatch_spike": mismatch_spike,
     "masked": masked,
+    "world_broken": world_broken,
 }

@@ -23,6 +23,7 @@ AlarmName = Literal[
     "gradient_spike",
     "mismatch_spike",
     "masked",
+    "world_broken",
 ]
 
 

@@ -43,6 +43,7 @@ ADAPTER = "tasks/environments/trl.py:world_of"  # of a class that is no World
 class Worlds:
     """The processes of an environment, and what its agent may do."""
 
+    name: str  # of the world, as its recipe names it
     pool: Pool
     specs: Mapping[str, ToolSpec]
     abilities: frozenset[str]  # optional methods that the world has
@@ -79,7 +80,7 @@ def open_worlds(
         if reply.failure:
             raise RuntimeError(f"{kind.world}: {reply.message}")
         specs = {spec.name: spec for spec in kind.specs(settings) or [FREE_TEXT]}
-        yield Worlds(pool, specs, frozenset(reply.value), count())
+        yield Worlds(kind.world, pool, specs, frozenset(reply.value), count())
 
 
 def _dumped(settings: Frozen) -> dict[str, Any]:
@@ -178,11 +179,21 @@ class Episodes:
         ]
 
     def solve(self, handles: Sequence[int]) -> list[Call | None]:
-        """Return the world's expert act for each episode; None where it has none."""
+        """Return the world's expert act for each episode; None where it has none.
+
+        Raises ValueError, with the task, where the world's ``solve`` fails.
+        """
         if "solve" not in self.worlds.abilities:
             return [None] * len(handles)
         going = [handle for handle in handles if not self.episodes[handle].last.ends]
         answers = self._ask({handle: ("solve", []) for handle in going})
+        for handle in going:
+            if isinstance(failure := answers[handle], Observation):
+                task = self.episodes[handle].task.id
+                raise ValueError(
+                    f"{self.worlds.name}, task {task}: solve failed ({failure.outcome}): "
+                    f"{failure.text.strip()[-300:]}: correct it, or return None where it knows none"
+                )
         calls = (answers.get(handle) for handle in handles)
         return [Call(*call["call"]) if call and _has(call, "call") else None for call in calls]
 

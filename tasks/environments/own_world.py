@@ -80,6 +80,8 @@ def _method_faults(world: type) -> list[str]:
         method = getattr(world, name, None)
         if method is None and needed:
             faults.append(f"the class has no method {name}: write {definition}")
+        elif inspect.iscoroutinefunction(method):
+            faults.append(f"{name} is async, and worlds are not: write {definition}")
         elif method is not None and not _takes(method, 1 + len(parameters)):
             faults.append(f"{name}{_signature(method)} has other parameters: write {definition}")
     return faults

@@ -28,7 +28,10 @@ def observed(fields: Mapping[str, Any]) -> Observation:
     number = isinstance(reward, int | float) and not isinstance(reward, bool)
     fits = number and -LARGEST_REWARD <= reward <= LARGEST_REWARD  # no NaN does
     checks = {
-        "outcome": (fields["outcome"] in OUTCOMES, "one of a tool call in tasks/trees/outcomes.py"),
+        "outcome": (
+            isinstance(fields["outcome"], str) and fields["outcome"] in OUTCOMES,
+            "one of a tool call in tasks/trees/outcomes.py",
+        ),
         "text": (isinstance(fields["text"], str), "a text"),
         "reward": (fits, f"a number from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"),
         "terminated": (isinstance(fields["terminated"], bool), "true or false"),

@@ -16,12 +16,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
-
-import numpy as np
 
 from tasks.environments.trl_schema import spec_of
 from tasks.trees.outcomes import Outcome
@@ -70,30 +66,27 @@ def methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 class _Episode:
-    """One object of the class, its random numbers, and the loop of its async methods."""
+    """One object of the class, and the loop of its async methods."""
 
     tools: Sequence[ToolSpec]
     made: type
 
     def __init__(self) -> None:
         self._loop: asyncio.Runner | None = None
-        self._chance: tuple[Any, Any] | None = None
         self._environment: Any = None
 
     def start(self, task: Question, seed: int) -> str:
         """Make an object, reset it with the task's row, and return what it says."""
-        with self._own_chance(seed):
-            self._environment = self.made()
-            return _text(self._result(self._environment.reset(**self._row(task))), none="")
+        self._environment = self.made()
+        return _text(self._result(self._environment.reset(**self._row(task))), none="")
 
     def act(self, call: Call) -> Observation:
         """Call the method; an error of it is a result that the agent reads."""
-        with self._own_chance():
-            try:
-                method = getattr(self._environment, call.tool)
-                return Observation(Outcome.OK, _text(self._result(method(**call.values))))
-            except Exception as error:
-                return Observation(Outcome.ERROR, str({"error": str(error)}))
+        try:
+            method = getattr(self._environment, call.tool)
+            return Observation(Outcome.OK, _text(self._result(method(**call.values))))
+        except Exception as error:
+            return Observation(Outcome.ERROR, str({"error": str(error)}))
 
     def end(self, text: str) -> Observation | None:
         """Return the reward, where the class gives one; None for an episode without.
@@ -102,8 +95,7 @@ class _Episode:
         """
         if not callable(getattr(self.made, "get_reward", None)):
             return None
-        with self._own_chance():
-            reward = self._result(self._environment.get_reward())
+        reward = self._result(self._environment.get_reward())
         if reward is None:
             return None
         score = min(1.0, max(0.0, float(reward)))
@@ -129,23 +121,6 @@ class _Episode:
             return result
         self._loop = self._loop or asyncio.Runner()
         return self._loop.run(result)
-
-    @contextmanager
-    def _own_chance(self, seed: int | None = None) -> Iterator[None]:
-        """Let the block draw this episode's random numbers, and nobody else's."""
-        others = random.getstate(), np.random.get_state()
-        if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-        elif self._chance:
-            random.setstate(self._chance[0])
-            np.random.set_state(self._chance[1])
-        try:
-            yield
-        finally:
-            self._chance = random.getstate(), np.random.get_state()
-            random.setstate(others[0])
-            np.random.set_state(others[1])
 
 
 def _text(result: Any, none: str = "None") -> str:

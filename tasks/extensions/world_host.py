@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
-from contextlib import suppress
+import json
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from numbers import Real
 from typing import Any
@@ -16,6 +18,7 @@ from tasks.extensions import user_code_worker
 from tasks.trees.tree import Call, Message, Observation, Question
 
 OPTIONAL = ("fork", "end", "solve", "close")  # methods that a world need not have
+States = tuple[Any, Any]
 LOST = {"lost": True}  # this process does not have the episode
 
 
@@ -33,6 +36,7 @@ class WorldHost:
         if job["settings"] is not None and _takes_one(self.kind):
             self.settings = [_type(job["settings_type"])(**job["settings"])]
         self.worlds: dict[int, Any] = {}
+        self.chances: dict[int, States] = {}  # of the random numbers of each episode
 
     def abilities(self) -> list[str]:
         """Return the optional methods that the world has."""
@@ -44,9 +48,11 @@ class WorldHost:
         question = Question(**{**task, "answers": tuple(task["answers"]), "before": before})
         with suppress(Exception):  # an episode that is replayed under its handle
             self.close(handle)
-        world = self.kind(*self.settings)
-        self.worlds[handle] = world
-        return {"seen": _seen(world.start(question, seed), "start")}
+        self.chances[handle] = seeded(seed)
+        with self._chance(handle):
+            world = self.kind(*self.settings)
+            self.worlds[handle] = world
+            return {"seen": _seen(world.start(question, seed), "start")}
 
     def act(
         self, handle: int, tool: str, argument: str, values: Mapping[str, Any]
@@ -54,37 +60,85 @@ class WorldHost:
         """Do one act."""
         if handle not in self.worlds:
             return LOST
-        return {"seen": _seen(self.worlds[handle].act(Call(tool, argument, values)), "act")}
+        with self._chance(handle):
+            return {"seen": _seen(self.worlds[handle].act(Call(tool, argument, values)), "act")}
 
     def fork(self, handle: int, new: int) -> bool:
         """Copy an episode; return whether there is a copy."""
         if handle not in self.worlds:
             return False
-        copy = self.worlds[handle].fork()
+        with self._chance(handle, kept=False):
+            copy = self.worlds[handle].fork()
         if any(copy is world for world in self.worlds.values()) or not hasattr(copy, "act"):
             raise TypeError(f"fork returned {type(copy).__name__}: return a new world")
-        self.worlds[new] = copy
+        self.worlds[new], self.chances[new] = copy, self.chances[handle]
         return True
 
     def end(self, handle: int, text: str) -> dict[str, Any]:
         """Tell an episode that its agent has stopped acting."""
         if handle not in self.worlds:
             return LOST
-        last = self.worlds[handle].end(text)
+        with self._chance(handle):
+            last = self.worlds[handle].end(text)
         return {"seen": None if last is None else _seen(last, "end")}
 
     def solve(self, handle: int) -> dict[str, Any]:
         """Return the expert's next act as tool and argument; None where it has none."""
         if handle not in self.worlds:
             return LOST
-        call = self.worlds[handle].solve()
-        return {"call": None if call is None else [call.tool, call.argument]}
+        with self._chance(handle, kept=False):  # a replay does not ask for it
+            call = self.worlds[handle].solve()
+        if call is None:
+            return {"call": None}
+        words = (getattr(call, "tool", None), getattr(call, "argument", None))
+        if not all(isinstance(word, str) for word in words):
+            shown = repr(call)[:200]
+            raise TypeError(f"solve returned {shown}: return a Call of two texts, or None")
+        return {"call": list(words)}
 
     def close(self, handle: int) -> None:
         """Release an episode."""
         world = self.worlds.pop(handle, None)
+        self.chances.pop(handle, None)
         if hasattr(world, "close"):
             world.close()
+
+    @contextmanager
+    def _chance(self, handle: int, kept: bool = True) -> Iterator[None]:
+        """Let the block draw the random numbers of an episode, and nobody else's.
+
+        Without ``kept`` its next block draws the same ones again.
+        """
+        others = states()
+        set_states(self.chances[handle])
+        try:
+            yield
+        finally:
+            if kept and handle in self.chances:
+                self.chances[handle] = states()
+            set_states(others)
+
+
+def states() -> States:
+    """Return the states of the random numbers that a process shares: Python's and NumPy's."""
+    return random.getstate(), np.random.get_state()
+
+
+def set_states(given: States) -> None:
+    """Go on from the states that ``states`` has returned."""
+    random.setstate(given[0])
+    np.random.set_state(given[1])
+
+
+def seeded(seed: int) -> States:
+    """Return the states after a seed, and leave those of the process as they are."""
+    others = states()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        return states()
+    finally:
+        set_states(others)
 
 
 def _takes_one(kind: Any) -> bool:
@@ -106,18 +160,30 @@ def _type(reference: str) -> Any:
 
 
 def _seen(observation: Observation | str, method: str) -> dict[str, Any]:
-    """Return the fields of an observation, with plain numbers for those of numpy."""
+    """Return the fields of an observation, with plain values for those of NumPy and torch."""
     if isinstance(observation, str):
         observation = Observation("ok", observation)
     if not isinstance(observation, Observation):
         kind = type(observation).__name__
         raise TypeError(f"{method} returned {kind}: return a text or an Observation")
-    seen = {field.name: getattr(observation, field.name) for field in fields(observation)}
-    if isinstance(seen["reward"], Real | np.bool_):
+    seen = {field.name: plain(getattr(observation, field.name)) for field in fields(observation)}
+    if isinstance(seen["reward"], Real):
         seen["reward"] = float(seen["reward"])
-    for flag in ("terminated", "truncated"):
-        if isinstance(seen[flag], np.bool_):
-            seen[flag] = bool(seen[flag])
     if seen["reward"] != seen["reward"] or seen["reward"] in (float("inf"), float("-inf")):
         raise ValueError(f"{method} returned the reward {seen['reward']}, which is not finite")
+    for name, value in seen.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"{method} returned as {name} what is no JSON ({error})") from None
     return seen
+
+
+def plain(value: Any) -> Any:
+    """Return a value with numbers, texts and lists in place of NumPy's and torch's."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    tensor = isinstance(value, np.generic | np.ndarray) or type(value).__module__ == "torch"
+    return value.tolist() if tensor and hasattr(value, "tolist") else value

@@ -135,9 +135,9 @@ def choices(act: Call, observation: Observation, specs: Sequence[ToolSpec]) -> l
 def _conclude(episode: PlayedEpisode) -> Trace | Dropped:
     """Return the trace of an episode that is over, or why there is none."""
     question, last = episode.question, episode.now
-    if last.outcome in FAILURES or not episode.acts:
+    if last.outcome in FAILURES:
         return Dropped(question.id, last.outcome, last.text)
-    if not last.ends:
+    if not episode.acts or not last.ends:
         return Dropped(question.id, UNSOLVED, f"no act is known after {len(episode.acts)} acts")
     flaw = "wrong_act" if episode.wrong else "none"
     acts = episode.acts

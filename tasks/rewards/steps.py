@@ -6,6 +6,7 @@ import math
 
 from params.schema.base import Float, Frozen
 from tasks.rewards.contract import Ending, PartKind, plain
+from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import step_rewards
 
 
@@ -13,13 +14,20 @@ class Steps(Frozen):
     """The settings: the sum is multiplied by ``weight``."""
 
     weight: Float = 1.0
-    low: Float | None = None  # of the sum; null: the world has no lowest one
+    # of the sum, and what an episode earns whose world the agent has broken; null: there is none
+    low: Float | None = None
     high: Float | None = None
 
 
 def value(settings: Steps, ending: Ending) -> float:
-    """Return the weighted sum of the rewards of the episode's steps."""
-    return settings.weight * math.fsum(step_rewards(ending.trajectory))
+    """Return the weighted sum of the rewards of the episode's steps.
+
+    A broken world earns no more than the worst episode, so no agent gains by breaking it.
+    """
+    earned = math.fsum(step_rewards(ending.trajectory))
+    if settings.low is not None and ending.trajectory[-1].outcome == Outcome.WORLD_BROKEN:
+        earned = min(earned, settings.low)
+    return settings.weight * earned
 
 
 def bounds(settings: Steps) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from tasks.rollouts.paths import NO_TOKENS, NOTHING, Lane, LiveTrajectory, Setti
 from tasks.trees import dialogue as talk
 from tasks.trees import marks as segment
 from tasks.trees.metrics import window_entropy
-from tasks.trees.outcomes import Outcome, StopReason
+from tasks.trees.outcomes import ENDED_BY_WORLD, Outcome, StopReason
 from tasks.trees.tree import (
     PROMPT,
     RESULT,
@@ -251,13 +251,22 @@ def _new_context(path: LiveTrajectory, tokens: NDArray[np.int32], outcome: str, 
 
 
 def end(ended_paths: Sequence[tuple[LiveTrajectory, Turn]], lane: Lane) -> None:
-    """Tell the environment which agents have stopped acting; their last rewards are recorded."""
+    """Tell the environment which agents have stopped acting; their last rewards are recorded.
+
+    Where it fails at that, or has failed to start, this is the trajectory's outcome: the agent's
+    last turn says nothing about it.
+    """
+    for path, _ in ended_paths:
+        if path.failed is not None and path.tree.nodes[path.node].observation is None:
+            _on_turn(path, observation=path.failed, outcome=path.failed.ending)
     running = [(path, turn) for path, turn in ended_paths if not _is_over(path)]
     said = [(path.episode, turn.said if turn.outcome in ENDED else "") for path, turn in running]
     for (path, _), last in zip(running, lane.episodes.end(said), strict=True):
         if last is not None:
             before = path.tree.nodes[path.node].observation
             _on_turn(path, observation=last if before is None else together(before, last))
+            if last.outcome in ENDED_BY_WORLD:
+                _on_turn(path, outcome=last.outcome)
 
 
 def _is_over(path: LiveTrajectory) -> bool:
@@ -267,5 +276,8 @@ def _is_over(path: LiveTrajectory) -> bool:
 
 
 def together(step: Observation, last: Observation) -> Observation:
-    """Add what an environment gives at the end to the step before it."""
-    return replace(step, reward=step.reward + last.reward, info={**step.info, **last.info})
+    """Add what an environment gives at the end to the step before it; a failure is of both."""
+    whole = replace(step, reward=step.reward + last.reward, info={**step.info, **last.info})
+    if last.outcome not in ENDED_BY_WORLD:
+        return whole
+    return replace(whole, outcome=last.outcome, text=f"{step.text}\n\n{last.text}", truncated=True)

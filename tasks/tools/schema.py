@@ -57,17 +57,39 @@ def first_fault(schema: Mapping[str, Any], values: Any) -> ValidationError | Non
 
 
 def _fitting(call: Call, spec: ToolSpec, values: dict[str, Any]) -> Call | Observation:
-    """Return the call with these values, or an observation that says what does not fit."""
+    """Return the call with these values, or an observation that says what does not fit.
+
+    JSON knows neither NaN nor infinity, which pass every comparison with a limit. A whole number
+    may be written as 1.0, and reaches an integer as 1.
+    """
     try:
+        json.dumps(values, allow_nan=False)
         fault = first_fault(spec.parameters, values)
     except RecursionError:
         return _refused(f"the arguments of {call.tool} are nested too deeply")
+    except ValueError:
+        return _refused(f"the arguments of {call.tool} have a number that is not finite")
     except Exception as broken:  # of a schema that is none; a server may have sent it
         return _refused(f"the schema of {call.tool} cannot be used: {broken}")
     if fault:
         where = ".".join(map(str, fault.absolute_path))
         return _refused(f"{call.tool}{f', {where}' if where else ''}: {fault.message}")
-    return replace(call, values=values)
+    return replace(call, values=_with_integers(spec.parameters, values))
+
+
+def _with_integers(schema: Any, value: Any) -> Any:
+    """Return a value that fits a schema, with integers where the schema asks for them."""
+    if not isinstance(schema, Mapping):
+        return value
+    if isinstance(value, dict):
+        parts = schema.get("properties")
+        of_name = parts if isinstance(parts, Mapping) else {}
+        return {name: _with_integers(of_name.get(name), part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_with_integers(schema.get("items"), part) for part in value]
+    kinds = schema.get("type")
+    integer = "integer" in (kinds if isinstance(kinds, list) else [kinds])
+    return int(value) if integer and isinstance(value, float) else value
 
 
 class Work(FormatChecker):

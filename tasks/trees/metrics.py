@@ -126,12 +126,14 @@ def step_metrics(turns: Sequence[Node], leaves: Sequence[Sequence[Node]]) -> dic
     ``terminated``: the share of leaves that their world ended; ``truncated``: that a limit of steps
     ended, the world's or the recipe's. ``step_reward``: the mean reward of a step, one that leaves
     share counting once. ``refused``: the share of the leaves' steps that were not admissible;
-    ``refused_again``: of the leaves' steps that wrote once more what had just been refused.
+    ``refused_again``: of the leaves' steps that wrote once more what had just been refused;
+    ``world_broken``: the share of leaves whose world failed, maybe because of what they did.
     """
     ended = [leaf[-1].outcome for leaf in leaves]
     return {
         "terminated": _mean([outcome == Outcome.TERMINATED for outcome in ended]),
         "truncated": _mean([outcome in OUT_OF_STEPS for outcome in ended]),
+        "world_broken": _mean([outcome == Outcome.WORLD_BROKEN for outcome in ended]),
         "step_reward": _mean([turn.observation.reward for turn in turns if turn.observation]),
         **refusals(leaves),
     }

@@ -11,7 +11,7 @@ from tasks.policy import local_policy, teacher
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A recipe whose policy, expert's policy and teacher are folders, after prepare and champion."""
+    """A recipe that has run, whose policy, expert's policy and teacher are folders."""
     (tmp_path / "params").mkdir()
     for file in Path("params").glob("*.yaml"):
         (tmp_path / "params" / file.name).symlink_to(file.resolve())

@@ -28,6 +28,7 @@ STEADY = {
     "gradient_norm": [0.3] * 12,
     "mismatch_highest": [0.01] * 12,
     "masked_share": [0.02, 0.4] * 6,
+    "world_broken": [0.0, 0.2] * 6,
     "tool_calls_a_leaf": [1.2] * 12,
     "model_estimate": [0.45] * 12,
     "model_estimate_deviation": [0.2] * 12,
@@ -48,6 +49,7 @@ SPOILT = {
     "history_changed": {"requests_continued": [1.0] * 10 + [0.4] * 2},
     "gradient_spike": {"gradient_norm": [0.3] * 11 + [4.0]},
     "masked": {"masked_share": [0.02] * 10 + [0.1] * 2},
+    "world_broken": {"world_broken": [0.0] * 10 + [0.1] * 2},
     "mismatch_spike": {"mismatch_highest": [0.15] * 11 + [1.6]},
     "model_hacked": {
         "model_gap": [0.05] * 12 + [0.5] * 12,

@@ -6,6 +6,7 @@ import random
 import tempfile
 import warnings
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
@@ -14,9 +15,10 @@ import pytest
 from transformers.utils import get_json_schema
 
 from tasks.environments import trl
-from tasks.environments.episodes import open_worlds
+from tasks.environments.episodes import ADAPTER, open_worlds
 from tasks.environments.own_world import environment_kind
 from tasks.environments.trl_schema import spec_of
+from tasks.extensions.world_host import WorldHost
 from tasks.policy.tiny import ASSISTANT, END, USER, build_policy
 from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
@@ -219,21 +221,44 @@ def test_results_are_the_trainers_texts():
     ]
 
 
-def test_episode_has_random_numbers_of_its_own():
+class SharedDice:
+    """A world of one's own that draws from the numbers that all of a process share."""
+
+    def start(self, task: Question, seed: int) -> str:
+        return "start"
+
+    def act(self, call: Call) -> str:
+        return f"{random.random()} {np.random.random()}"
+
+    def solve(self) -> Call:
+        return Call("throw", str(random.random()))
+
+
+@pytest.mark.parametrize("kind", ["Dice", "SharedDice"])
+def test_episode_has_random_numbers_of_its_own(kind):
+    job = {
+        "world": f"tests/tasks/environments/test_trl.py:{kind}",
+        "adapter": ADAPTER,
+        "settings": None,
+    }
+    host = WorldHost(job)
+    task = {"id": "q", "kind": "k", "text": "t", "answers": [], "before": []}
+    handles = count()
+
     def episode(seed):
-        world = trl.world_of(Dice)()
-        yield world.start(Question("q", "dice", "", ()), seed)
+        handle = next(handles)
+        host.start(handle, task, seed)
         for _ in range(3):
-            yield world.act(Call("throw", "so", {"text": "so"})).text
-        yield world.end("")
+            if hasattr(host.worlds[handle], "solve"):
+                host.solve(handle)  # which no replay asks for
+            yield host.act(handle, "throw", "so", {"text": "so"})["seen"]["text"]
 
     random.seed(1)
     outside = random.getstate()
     alone = list(episode(5))
     mixed = list(zip(episode(5), episode(6), episode(5), strict=True))
-    assert alone[0] == "" and alone[-1] is None
     assert [column[0] for column in mixed] == [column[2] for column in mixed] == alone
-    assert mixed[-2][1] != alone[-2]
+    assert mixed[-1][1] != alone[-1] and len(set(alone)) == 3
     assert random.getstate() == outside
 
 

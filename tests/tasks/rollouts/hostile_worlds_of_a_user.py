@@ -6,6 +6,9 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
+
+from beamline.environments import UnavailableError
 from params.schema.base import Frozen
 from tasks.trees.tree import Observation, ToolSpec
 
@@ -140,3 +143,32 @@ class Broken:
 
     def act(self, call):
         return "done"
+
+
+class Ends:
+    """A world that fails when its agent has stopped acting, as its settings say."""
+
+    class Settings(Frozen):
+        how: str
+
+    tools = (SAY,)
+
+    def __init__(self, settings):
+        self.how, self.said = settings.how, []
+
+    def start(self, task, seed):
+        if self.how == "no start":
+            raise OSError("no level")
+        return "Say something."
+
+    def act(self, call):
+        self.said.append(call.argument)
+        info = {"success": np.bool_(True), "path": np.arange(2), "score": np.float32(0.5)}
+        return Observation("ok", "said", reward=np.float32(0.5), info=info)
+
+    def end(self, text):
+        if self.how == "away":
+            raise UnavailableError("the judge is away")
+        if self.how == "no JSON":
+            return Observation("ok", "", info={"seen": {1, 2}})
+        return Observation("ok", "", reward=1.0 if self.said[-1] == "a" else -1.0)

@@ -19,10 +19,11 @@ from tasks.environments.episodes import open_worlds
 from tasks.environments.own_world import environment_kind
 from tasks.policy.tiny import END
 from tasks.rewards.scoring import score_trees
+from tasks.rollout import _print_failures
 from tasks.rollouts.rounds import Setting, grow
 from tasks.tools.contract import OpenTool
 from tasks.tools.guarded_tool import guarded
-from tasks.trees.tree import TURN, Observation, Question, sampled
+from tasks.trees.tree import TURN, Observation, Question, masked_leaves, sampled
 from tests.reward_parts import listed, usual
 from tests.tasks.rollouts.test_rounds import Scripted, budget
 
@@ -195,6 +196,42 @@ def test_all_leaves_fail_at_the_start(tokenizer, form, kind, text):
     found = rows([tree], dialect)
     assert [row["outcome"] for row in found] == ["world_failed"] * 4
     assert [row["score"] for row in found] == [0.0] * 4
+
+
+SILENT, SPEAKING = (f"no{END}",), ("<say>a</say>", f"done{END}")
+
+
+@pytest.mark.parametrize(
+    ("how", "turns", "outcome", "reward"),
+    [
+        ("away", SILENT, "world_failed", None),  # masked, so that its reward does not count
+        ("away", SPEAKING, "world_failed", None),
+        ("raises", SILENT, "world_broken", -3.0),  # what it did may be the cause: the least
+        ("raises", SPEAKING, "no_answer", -0.5),
+        ("no JSON", SPEAKING, "world_broken", -3.0),
+        ("no start", SILENT, "world_failed", None),
+        ("no start", SPEAKING[:1], "world_failed", None),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_world_that_fails_at_the_end_is_no_fault_of_the_last_turn(
+    tokenizer, form, how, turns, outcome, reward
+):
+    parts = listed({"steps": {"low": -3.0}}, {"unfinished": {"penalty": -2.0}})
+    with world("Ends", how=how) as environment:
+        (tree,), dialect = play(environment, tokenizer, in_turn(*turns), [task()], form)
+    (row,) = rows([tree], dialect, parts)
+    assert row["outcome"] == outcome
+    assert reward is None or row["reward"] == pytest.approx(reward)
+    assert masked_leaves(tree, ["world_failed"]) == [outcome == "world_failed"]
+
+
+def test_the_first_reason_of_a_failed_world_is_printed(tokenizer, capsys):
+    with world("Ends", how="raises") as environment:
+        trees, _ = play(environment, tokenizer, in_turn(*SILENT * 2), [task()] * 2)
+    _print_failures(trees)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("rollout: 2 of 2 episodes are world_broken; the first: q: IndexError")
 
 
 def test_a_tool_gives_no_reward_of_the_world(tokenizer):
