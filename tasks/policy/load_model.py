@@ -33,6 +33,8 @@ LOADING = threading.Lock()
 META = torch.device("meta")
 ATTENTION = ("attn_implementation", "_attn_implementation")  # keys of a config.json
 TOKENIZER = "tokenizer.json"  # in a policy's folder
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+SAID_BY_GENERATION = {*SPECIAL_IDS, "_from_model_config", "transformers_version"}
 
 
 def load_tokenizer(folder: str | Path) -> transformers.PreTrainedTokenizerFast:
@@ -117,22 +119,22 @@ def load_backbone(folder: Path, machine: Machine) -> Any:
 
 
 def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Write a model as transformers loads it; with ``weights``, those in place of its own."""
-    _make_writable(getattr(model, "generation_config", None))
+    """Write a model as transformers loads it; with ``weights``, those in place of its own.
+
+    Of its settings for generation the ids of tokens stay. Others, such as a repetition penalty or
+    top-k, change the distribution: nothing here samples by them, and a server of the folder would.
+    """
+    given = getattr(model, "generation_config", None)
+    if given is not None and given.to_diff_dict().keys() - SAID_BY_GENERATION:
+        model.generation_config = _with_ids_alone(given)
     with no_tensor_is_sharded():
         model.save_pretrained(folder, state_dict=weights)
 
 
-def _make_writable(generation: Any) -> None:
-    """Set ``do_sample`` where settings for sampling lack it: transformers would not write them.
-
-    Nothing is sampled by them here.
-    """
-    try:
-        if generation is not None:
-            generation.validate(strict=True)
-    except ValueError:
-        generation.do_sample = True
+def _with_ids_alone(given: Any) -> Any:
+    """Return settings for generation that say no more than which tokens begin, end and pad."""
+    ids = {name: getattr(given, name, None) for name in SPECIAL_IDS}
+    return transformers.GenerationConfig(**{k: v for k, v in ids.items() if v is not None})
 
 
 def _load(kind: Any, folder: str | Path, machine: Machine, revision: str | None) -> Any:

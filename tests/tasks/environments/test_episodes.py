@@ -224,6 +224,18 @@ def test_last_reward_and_expert(line):
     assert play(line, line.fork(handle, 0)) == play(line, line.fork(branch, 0))
 
 
+def test_a_solver_that_fails_is_named():
+    words = {0: "KeyError: 'no plan'", 1: "return a Call of two texts", 2: "solve returned 'move'"}
+    with session("Solved", length=9) as episodes:
+        for seed in range(12):
+            ((handle, _),) = episodes.open([task(seed)])
+            with pytest.raises(
+                ValueError, match=r"own/worlds.py:Solved, task .*solve failed"
+            ) as told:
+                episodes.solve([handle])
+            assert any(word in str(told.value) for word in words.values())
+
+
 def test_start_that_fails_is_an_observation_that_ends():
     tasks = [task(1, "raise"), task(2), task(3, "die")]
     with session("NoStart") as episodes:

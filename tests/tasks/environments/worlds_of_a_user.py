@@ -189,3 +189,12 @@ RUBBISH = {
     "state": Observation("ok", "", state=5),
     "large": "x" * 2_000_000,
 }
+
+
+class Solved(Line):
+    """Walk along a line whose solver fails, as the goal says."""
+
+    def solve(self):
+        if self.goal % 3 == 0:
+            raise KeyError("no plan")
+        return Call("move", {"steps": 1}) if self.goal % 3 == 1 else "move"

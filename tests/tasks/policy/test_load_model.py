@@ -214,13 +214,21 @@ def test_a_tokenizer_splits_as_its_file_says_whatever_its_class(
     assert fetched.decode(fetched.encode(text)) == text
 
 
-def test_settings_for_sampling_without_do_sample_are_written_again(brought, tmp_path):
-    settings = {"temperature": 0.9, "top_p": 0.6}
-    (brought / "generation_config.json").write_text(json.dumps(settings))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.9, "top_p": 0.6},  # without do_sample, which transformers would not write
+        {"do_sample": True, "top_k": 20, "repetition_penalty": 1.3, "min_new_tokens": 7},
+        {"suppress_tokens": [5], "no_repeat_ngram_size": 2, "max_new_tokens": 3},
+    ],
+)
+def test_settings_that_change_the_distribution_are_not_written(settings, brought, tmp_path):
+    ids = {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1}
+    (brought / "generation_config.json").write_text(json.dumps(settings | ids))
     model, _ = fetch_policy(given(brought))
     save_model(model, tmp_path / "again")
     written = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-    assert settings.items() <= written.items()
+    assert ids.items() <= written.items() and not written.keys() & settings.keys()
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -33,6 +33,13 @@ def test_values_are_read_by_name():
     assert check(text, '{"q": 1}').values == {"q": '{"q": 1}'}
 
 
+def test_whole_numbers_reach_integers_as_integers():
+    days = {"type": "array", "items": {"type": ["integer", "null"]}}
+    schema = {"type": "object", "properties": {"days": days, "cost": {"type": "number"}}}
+    values = check(schema, '{"days": [1.0, 2, null], "cost": 3.0, "more": 4.0}').values
+    assert repr(values) == "{'days': [1, 2, None], 'cost': 3.0, 'more': 4.0}"
+
+
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
@@ -44,6 +51,8 @@ def test_values_are_read_by_name():
         ('{"city": 1, "days": []}', "look, city: 1 is not of type 'string'"),
         ('{"city": "", "days": [1, -2]}', "look, days.1: -2 is less than the minimum of 0"),
         ('{"city": "", "days": [], "x": 1}', "look: Additional properties are not allowed"),
+        ('{"city": "", "days": [NaN]}', "the arguments of look have a number that is not finite"),
+        ('{"city": "", "days": [1e999]}', "the arguments of look have a number that is not"),
     ],
 )
 def test_what_does_not_fit_is_said(argument, reason):
