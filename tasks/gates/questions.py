@@ -23,7 +23,7 @@ from tasks.gates.answers import answer_problem, boxed_answer
 from tasks.gates.gate import Expectation, among, between, legible, sum_between, unusable
 from tasks.gates.texts import lost_command, lost_fault, lost_remedy, prose_fault
 from tasks.trees.tree import Message, Question
-from tasks.trees.words import DIGEST_BYTES, digest, overlaps, printable
+from tasks.trees.words import DIGEST_BYTES, asked, digest, overlaps, printable, told_by_many
 
 # (answer, accepted forms) -> breakdown with "score"; kind of scorer -> scorer
 Scorers = Mapping[str, Callable[[str, Sequence[str]], Mapping[str, float]]]
@@ -145,16 +145,24 @@ def _in_world(table: pd.DataFrame) -> pd.Series:
 
 
 def _normalised(table: pd.DataFrame) -> list[str]:
-    """Return the texts without case and surplus space; in a world, with what they start from."""
+    """Return the texts without case and surplus space, after what was said before them.
+
+    In a world they have what they start from.
+    """
     texts = [
-        printable(" ".join(text.casefold().split())) if isinstance(text, str) else ""
-        for text in table["text"]
+        printable(" ".join(_chat(before, text).casefold().split())) if isinstance(text, str) else ""
+        for before, text in zip(table["before"], table["text"], strict=True)
     ]
     if "data" not in table:
         return texts
     return [
         f"{text} {data}" if data else text for text, data in zip(texts, table["data"], strict=True)
     ]
+
+
+def _chat(before: Any, text: str) -> str:
+    """Return what is asked, in all messages of a prompt; the text alone where there are none."""
+    return asked(before, text) if is_chat(before) else text
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -299,12 +307,19 @@ def score_fault(scorer: str, answers: Sequence[str], scorers: Scorers) -> str:
 
 def _overlaps(tables: Iterable[pd.DataFrame], splits: pd.Series, words: int) -> pd.Categorical:
     """Return the id of the held-out question that each training question overlaps, or ""."""
+    held_out = ("validation", "test")
+    shared = told_by_many(
+        before
+        for table in tables
+        for split, before in zip(table["split"], table["before"], strict=True)
+        if split in held_out and is_chat(before)
+    )
     rows = [
         (identity, text)
-        for split, identity, text in _texts(tables)
-        if split in ("validation", "test") and text
+        for split, identity, text in _texts(tables, shared)
+        if split in held_out and text
     ]
-    training = (text for split, _, text in _texts(tables) if split == "train")
+    training = (text for split, _, text in _texts(tables, shared) if split == "train")
     pairs = overlaps(training, [text for _, text in rows], words)
     ids = np.full(len(splits), "", dtype=object)
     ids[(splits == "train").to_numpy()] = [
@@ -313,9 +328,18 @@ def _overlaps(tables: Iterable[pd.DataFrame], splits: pd.Series, words: int) -> 
     return pd.Categorical(ids)
 
 
-def _texts(tables: Iterable[pd.DataFrame]) -> Iterator[tuple[Any, Any, str]]:
-    """Yield split, id and text of the questions; tasks in a world may share their text: ""."""
+def _texts(
+    tables: Iterable[pd.DataFrame], shared: Collection[str]
+) -> Iterator[tuple[Any, Any, str]]:
+    """Yield split, id and what is asked; tasks in a world may share their text: ""."""
     for table in tables:
-        rows = zip(table["split"], table["id"], table["text"], _in_world(table), strict=True)
-        for split, identity, text, world in rows:
-            yield split, identity, "" if world or not isinstance(text, str) else text
+        columns = (table[name] for name in ("split", "id", "text", "before"))
+        for split, identity, text, before, world in zip(*columns, _in_world(table), strict=True):
+            sound = isinstance(text, str) and is_chat(before)
+            yield split, identity, asked(before, text, shared) if sound and not world else ""
+
+
+def is_chat(before: Any) -> bool:
+    """Return whether a value is a sequence of messages, such as a sound table has."""
+    listed = isinstance(before, list | tuple | np.ndarray)
+    return listed and all(isinstance(message, Message) for message in before)

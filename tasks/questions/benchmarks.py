@@ -28,7 +28,14 @@ from tasks.questions.faults import unreadable
 from tasks.questions.record_files import SUFFIXES
 from tasks.questions.stored import chained, mapped, taken, where
 from tasks.trees.tree import Question
-from tasks.trees.words import DIGEST_BYTES, overlaps, shared_phrase, text_digest
+from tasks.trees.words import (
+    DIGEST_BYTES,
+    asked,
+    overlaps,
+    shared_phrase,
+    text_digest,
+    told_by_many,
+)
 
 Sets = Mapping[str, Benchmark]
 
@@ -247,8 +254,8 @@ def distinct(entries: Sequence[Entry]) -> tuple[Sequence[Entry], list[Dropped]]:
 
 def _first_of_each_text(questions: Sequence[Question]) -> NDArray[np.int64]:
     """Return for each question the place of the first one with its text. [N]"""
-    digests = (text_digest(question.text) for question in questions)
-    digests_N = np.fromiter(digests, f"S{DIGEST_BYTES}", len(questions))
+    texts = (asked(question.before, question.text) for question in questions)
+    digests_N = np.fromiter(map(text_digest, texts), f"S{DIGEST_BYTES}", len(questions))
     _, firsts, which_N = np.unique(digests_N, return_index=True, return_inverse=True)
     return firsts[which_N]
 
@@ -263,15 +270,22 @@ def _repetition(known: Question, question: Question) -> Dropped:
 def apart(
     entries: Sequence[Entry], held_out: Sequence[Entry], words: int
 ) -> tuple[Sequence[Entry], list[Dropped]]:
-    """Split entries into those that overlap no held-out question, and the others."""
-    texts = (entry.question.text for entry in entries)
-    indices = overlaps(texts, [entry.question.text for entry in held_out], words)
+    """Split entries into those that overlap no held-out question, and the others.
+
+    What was said before a question's text is a part of it.
+    """
+    shared = told_by_many(entry.question.before for entry in held_out)
+
+    def text_of(entry: Entry) -> str:
+        return asked(entry.question.before, entry.question.text, shared)
+
+    indices = overlaps(map(text_of, entries), [*map(text_of, held_out)], words)
     flags_N = np.fromiter((index is None for index in indices), bool, len(entries))
     dropped = []
     others = (index for index in indices if index is not None)
     for entry, index in zip(where(entries, ~flags_N), others, strict=True):
         other = held_out[index].question
-        phrase = shared_phrase(entry.question.text, other.text, words)
+        phrase = shared_phrase(text_of(entry), text_of(held_out[index]), words)
         detail = f"{other.id}: {phrase[:LONGEST_PHRASE]!r}"
         dropped.append(Dropped(entry.question.id, "overlaps_held_out", detail))
     return where(entries, flags_N), dropped

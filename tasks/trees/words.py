@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import regex
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tasks.trees.tree import Message
 
 Run = tuple[str, ...]  # consecutive words of a text
 MOST_SHARED = 20  # held-out texts with the same run that are looked at
@@ -197,6 +202,29 @@ def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         numbers = (numbers ^ (numbers >> np.uint64(33))) * np.uint64(factor)
     return numbers ^ (numbers >> np.uint64(33))
+
+
+def told_by_many(chats: Iterable[Sequence[Message]]) -> frozenset[str]:
+    """Return the messages that over a tenth of these chats have, and two at least.
+
+    They are examples that prompts share, such as those of a few-shot prompt, and no question's own.
+    """
+    counts: Counter[str] = Counter()
+    total = 0
+    for before in chats:
+        total += 1
+        counts.update({message.content for message in before})
+    most = max(1, total // 10)
+    return frozenset(content for content, count in counts.items() if count > most)
+
+
+def asked(before: Sequence[Message], text: str, shared: Collection[str] = ()) -> str:
+    """Return what a question asks: its text, after what was said before it.
+
+    System messages are left out, and those that prompts share.
+    """
+    own = [each.content for each in before if each.role != "system" and each.content not in shared]
+    return "\n".join([*own, text])
 
 
 def text_digest(text: str) -> bytes:

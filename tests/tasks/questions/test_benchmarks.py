@@ -20,6 +20,7 @@ from params.schema.prepare import BenchmarkQuestions
 from tasks.gates import questions as question_gate
 from tasks.gates.traces import trace_fault
 from tasks.questions import benchmarks
+from tasks.questions.benchmarks import apart, distinct
 from tasks.questions.calculator import CalculatorExpert
 from tasks.questions.contract import Rules
 from tasks.questions.entries import Entry
@@ -756,3 +757,41 @@ def test_every_file_that_cannot_be_read_is_named_at_once(tmp_path):
         strict=True,
     ):
         assert words in found
+
+
+PROBLEM = " ".join(f"word{number}" for number in range(30))
+
+
+def chat(*texts):
+    roles = ("user", "assistant")
+    before = tuple(Message(roles[n % 2], text) for n, text in enumerate(texts[:-1]))
+    return before, texts[-1]
+
+
+def entry(name, before, text, answer="5"):
+    return Entry(Question(name, "k", text, (answer,), before=before), None)
+
+
+def test_what_was_said_before_a_question_belongs_to_it():
+    train = [
+        entry("same", *chat(PROBLEM, "Which zone?", "UTC, please.")),
+        entry("other", *chat("Something short.", "Which zone?", "UTC, please."), "6"),
+        entry("again", *chat("Something  short.", "Which zone?", "utc, please."), "6"),
+    ]
+    kept, dropped = distinct(train)
+    assert [each.question.id for each in kept] == ["same", "other"]
+    assert [(each.question_id, each.reason) for each in dropped] == [("again", "duplicate")]
+    for test in (chat(PROBLEM, "What zone?", "Take UTC."), chat(PROBLEM)):
+        left, dropped = apart(kept, [entry("test", *test)], 20)
+        assert [(each.question_id, each.reason) for each in dropped] == [
+            ("same", "overlaps_held_out")
+        ]
+        assert [each.question.id for each in left] == ["other"]
+
+
+def test_examples_that_prompts_share_are_no_overlap():
+    shots = (*chat(PROBLEM, "5")[0], Message("assistant", "5"))
+    train = [entry(f"a{n}", shots, f"What is {n} and {n}?") for n in range(4)]
+    test = [entry(f"b{n}", shots, f"What is {n} less {n}?") for n in range(4)]
+    kept, dropped = apart(train, test, 20)
+    assert (len(kept), dropped) == (4, [])

@@ -249,7 +249,14 @@ def test_metrics_of_a_world(fresh):
     )
     found = tree_metrics([tree], window=2)
     plain = tree_metrics([straight_tree()], window=2)
-    of_worlds = ("terminated", "truncated", "step_reward", "refused", "refused_again")
+    of_worlds = (
+        "terminated",
+        "truncated",
+        "world_broken",
+        "step_reward",
+        "refused",
+        "refused_again",
+    )
     assert list(found) == [*plain, *of_worlds]
     assert (found["refused"], found["refused_again"]) == (0, 0)
     assert (found["tool_calls"], found["tool_errors"], found["environment_steps"]) == (7, 0, 7)
