@@ -14,8 +14,23 @@ from tasks.questions.faults import Fault, Place, RecordError, shown
 
 Record = dict[str, Any]
 
+MOST_DIGITS = 400  # of a number, before and behind the point; those of floats have at most 324
 # Space at the beginning of a text; not what a lost backslash has left of a LaTeX command.
 _LEADING = re.compile(r"(?:[^\S\t\r\x0b\x0c]|[\r\x0b\x0c](?![a-z]{2})|\t(?!imes|heta|frac|ext))*")
+
+
+class WrittenNumber(float):
+    """A number that knows how it is written, whose last digits a float may not have."""
+
+    __slots__ = ("text",)
+    text: str
+
+    @classmethod
+    def of(cls, text: str) -> WrittenNumber:
+        """Return the number of a text."""
+        number = cls(text)
+        number.text = text
+        return number
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,8 @@ def as_text(content: Any, field: str, location: Place) -> str:
     if isinstance(content, Unreadable):
         raise RecordError(Fault(location, content.problem, content.remedy, field, content.detail))
     if isinstance(content, int | float | Decimal) and not isinstance(content, bool):
-        return _digits(Decimal(str(content)), field, location)
+        text = content.text if isinstance(content, WrittenNumber) else str(content)
+        return _digits(Decimal(text), field, location)
     if not isinstance(content, str | None):
         problem, remedy = "is no text or number", "name another field"
         raise RecordError(Fault(location, problem, remedy, field, f" but {shown(content)}"))
@@ -89,6 +105,12 @@ def _digits(number: Decimal, field: str, location: Place) -> str:
     if not number.is_finite():
         problem = f"is {number}, which is no number"
         raise RecordError(Fault(location, problem, "correct it, or drop the record", field))
+    if abs(number.adjusted()) > MOST_DIGITS:
+        problem, remedy = (
+            f"is {number}, which has too many digits",
+            "correct it, or write it as text",
+        )
+        raise RecordError(Fault(location, problem, remedy, field))
     written = format(number, "f")
     if "." in written:
         written = written.rstrip("0").rstrip(".")

@@ -6,15 +6,16 @@ which hold each value once, and their size is known before they become Python's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tasks.questions.fields import Record, Unreadable
+from tasks.questions.fields import Record, Unreadable, WrittenNumber
 
 ROWS = 1024  # read at a time
 CONVERTED = 2**26  # bytes that become Python's values at a time
@@ -122,29 +123,53 @@ def _parts(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
 def _rows(batch: pa.RecordBatch) -> list[Record]:
     columns = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_float16(column.type) or pa.types.is_float32(column.type):
-            column = column.cast(pa.string())  # as a Python float, 0.1 has 17 digits
         try:
             columns[name] = column.to_pylist()
         except CONVERSION_ERRORS:
             columns[name] = [_converted(value) for value in column]
-        if _has_bytes(column.type):
+        if _has(column.type, _is_bytes):
             columns[name] = [_decoded(value) for value in columns[name]]
+        if _has(column.type, _is_short):
+            columns[name] = [_written(value, column.type) for value in columns[name]]
     return [{name: columns[name][row] for name in columns} for row in range(batch.num_rows)]
 
 
-def _has_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of a type are bytes, or hold some."""
+def _has(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether values of a type are what is wanted, or hold some."""
     if pa.types.is_dictionary(kind):
-        return _has_bytes(kind.value_type)
+        return _has(kind.value_type, wanted)
     if pa.types.is_nested(kind):
-        return any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
+        return any(_has(kind.field(index).type, wanted) for index in range(kind.num_fields))
+    return wanted(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
         or pa.types.is_fixed_size_binary(kind)
         or pa.types.is_binary_view(kind)
     )
+
+
+def _is_short(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_float16(kind) or pa.types.is_float32(kind))
+
+
+def _written(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with the digits that its short floats have; in Python 0.1 would have 17."""
+    if isinstance(value, float) and _is_short(kind):
+        short = np.float16 if pa.types.is_float16(kind) else np.float32
+        return WrittenNumber.of(str(short(value)))
+    if pa.types.is_dictionary(kind):
+        return _written(value, kind.value_type)
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        return {name: _written(one, kind.field(name).type) for name, one in value.items()}
+    if isinstance(value, list) and pa.types.is_map(kind):
+        return [(_written(k, kind.key_type), _written(v, kind.item_type)) for k, v in value]
+    if isinstance(value, list) and pa.types.is_nested(kind):
+        return [_written(one, kind.value_type) for one in value]
+    return value
 
 
 def _decoded(value: Any) -> Any:

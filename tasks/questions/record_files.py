@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 from tasks.questions import parquet
 from tasks.questions.faults import Fault, Place, RecordError, shown
-from tasks.questions.fields import Record, Unreadable, value
+from tasks.questions.fields import Record, Unreadable, WrittenNumber, value
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -256,7 +256,7 @@ def _json(file: Path, under: str | None, fields: Collection[str] | None) -> Rows
 def _parsed(written: str, location: Place) -> Any:
     """Return the value of a JSON text, or a Fault."""
     try:
-        return json.loads(written, object_pairs_hook=_object)
+        return json.loads(written, object_pairs_hook=_object, parse_float=WrittenNumber.of)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         return Fault(location, "is not JSON", "an object is expected", detail=f" ({error})")
 

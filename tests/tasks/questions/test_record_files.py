@@ -3,6 +3,7 @@ import json
 import os
 import socket
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -524,3 +525,48 @@ def test_what_is_no_text_or_number_is_refused(found, said):
     with pytest.raises(ValueError) as caught:
         text({"a": found}, "a", "r.jsonl, line 3")
     assert str(caught.value).startswith(f"r.jsonl, line 3: the field 'a' {said}")
+
+
+NUMBERS = ["12345678901234567.8", "0.12345678901234567891", "9007199254740993.0", "2.50", "1e-3"]
+
+
+def test_numbers_keep_the_digits_that_a_file_has(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"answer": {number}}}\n' for number in NUMBERS))
+    found = [as_text(record["answer"], "answer", place) for place, record in rows(file)]
+    assert found == [NUMBERS[0], NUMBERS[1], "9007199254740993", "2.5", "0.001"]
+
+
+def test_numbers_of_too_many_digits_are_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"answer": 1e999999999}\n{"answer": 1e-99999999}\n')
+    for place, record in rows(file):
+        with pytest.raises(RecordError, match="too many digits"):
+            as_text(record["answer"], "answer", place)
+
+
+@pytest.mark.parametrize("short", [pa.float16(), pa.float32()])
+@pytest.mark.parametrize(
+    ("wrap", "kind"),
+    [
+        (lambda value: value, lambda short: short),
+        (lambda value: [value], pa.list_),
+        (lambda value: {"a": value}, lambda short: pa.struct([("a", short)])),
+        (lambda value: [{"a": value}], lambda short: pa.list_(pa.struct([("a", short)]))),
+    ],
+    ids=["alone", "in a list", "in a struct", "in both"],
+)
+def test_short_floats_of_parquet_have_few_digits(tmp_path, short, wrap, kind):
+    values = [wrap(np.float16(2.3)), wrap(np.float16(18)), wrap(None)]
+    pq.write_table(pa.table({"a": pa.array(values, kind(short))}), tmp_path / "a.parquet")
+    found = [record["a"] for _, record in rows(tmp_path / "a.parquet")]
+    expected = "2.3" if short == pa.float16() else "2.3007812"
+
+    def inside(row):
+        while isinstance(row, list | dict):
+            row = row[0] if isinstance(row, list) else row["a"]
+        return row
+
+    assert as_text(inside(found[0]), "a", "here") == expected
+    assert as_text(inside(found[1]), "a", "here") == "18"
+    assert inside(found[2]) is None
