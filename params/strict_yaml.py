@@ -23,6 +23,8 @@ import yaml
 LARGEST = 2**17  # bytes of a file
 DEEPEST = 32  # mappings and lists inside one another
 DAY = re.compile(r"\d{4}-\d\d-\d\d|\d{4}-\d\d?-\d\d?(?:[Tt]|[ \t]+)\d\d?:.*")  # no text to DVC
+# halves of characters, what Unicode keeps free for programs, and controls but for tab and line ends
+NO_CHARACTER = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 SIGNS = ("=", "<<")  # of no text to DVC, either, which then cannot read the file
 SHOWN = 60  # characters of a value in a message
 
@@ -106,7 +108,7 @@ def parse(text: str, where: str) -> Any:
 def _parsed(text: str) -> tuple[Any, tuple[str, ...]]:
     """Return the values of a YAML text, and its faults; no values where there are faults."""
     events = list(_events(text))
-    if faults := [*_references(events), *_colons(events), *_days(events)]:
+    if faults := [*_references(events), *_colons(events), *_days(events), *_signs(events)]:
         return None, tuple(faults)
     loader = OfEvents(events)
     node = loader.get_single_node()
@@ -189,6 +191,16 @@ def _days(events: Sequence[yaml.Event]) -> Iterator[str]:
             line = event.start_mark.line + 1 if event.start_mark else "?"
             kind = "a date" if is_day else "a sign"
             yield f", line {line}: {event.value} is {kind} to DVC: write it in quotes"
+
+
+def _signs(events: Sequence[yaml.Event]) -> Iterator[str]:
+    """Yield a fault for each text with what is no character, which no tokenizer or prompt takes."""
+    for event in events:
+        if isinstance(event, yaml.ScalarEvent) and (found := NO_CHARACTER.search(event.value)):
+            line = event.start_mark.line + 1 if event.start_mark else "?"
+            shown = repr(event.value[:SHOWN])
+            sign = f"U+{ord(found[0]):04X}"
+            yield f", line {line}: {shown} has {sign}, which is no character of a text: remove it"
 
 
 def _has_colon(event: yaml.ScalarEvent) -> bool:

@@ -34,13 +34,31 @@ def replaced(
 
 
 def one_value(value: str, where: str) -> Any:
+    """Return what a text of YAML stands for; all of it has to be the value.
+
+    Raises ValueError for one that YAML cannot read, or of which it would leave out a part.
+    """
     try:
-        return strict_yaml.parse(value, "it")
+        parsed = strict_yaml.parse(value, "it")
+        reason = _left_out(value)
     except ValueError as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{where}: {value!r} is not one YAML value: put it in quotes ({reason})"
-        ) from None
+    if reason:
+        raise ValueError(f"{where}: {value!r} is not one YAML value: put it in quotes ({reason})")
+    return parsed
+
+
+def _left_out(value: str) -> str:
+    """Return which part of a text YAML takes for no part of its value; "" for none."""
+    node = yaml.compose(value, strict_yaml.Loader)
+    if node is None:
+        return "it is a comment" if value.strip() else ""
+    before, after = value[: node.start_mark.index].strip(), value[node.end_mark.index :].strip()
+    if before or after:
+        return f"{before or after!r} is no part of it"
+    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">") and "\n" not in value:
+        return f"{value!r} announces lines that do not follow"
+    return ""
 
 
 def exchanged(text: str, node: yaml.Node, value: str) -> str:

@@ -45,6 +45,7 @@ from tasks.tools.own_tool import offered
 from tasks.tools.recording import Origin
 from tasks.tools.search import save_corpus
 from tasks.trees import dialogue as talk
+from tasks.trees.markers import encode
 from tasks.trees.tables import save_questions, write_table
 from tasks.trees.tree import Question, ToolSpec
 from tasks.trees.words import printable
@@ -178,9 +179,16 @@ def check_layers(recipe: str, policy: Policy) -> None:
     """
     if not isinstance(policy, PretrainedPolicy):
         return
-    if fault := layer_kinds.refusal(fetch_config(policy), policy.context):
+    config = fetch_config(policy)
+    if fault := layer_kinds.refusal(config, policy.context):
         key = f"params/{recipe}.yaml: 'prepare.policy.name' = {policy.name!r}"
         raise ValueError(f"{key} is {fault}")
+    room = layer_kinds.positions(config)
+    if room is not None and policy.context > room:
+        raise ValueError(
+            f"params/{recipe}.yaml: 'prepare.policy.context' is {policy.context}, and the policy "
+            f"{policy.name} has {room} positions: lower it, or take another policy"
+        )
 
 
 def check_template(inputs: PrepareInputs) -> None:
@@ -203,20 +211,26 @@ def first_policy(
     tags = dialect_kind(inputs.dialect).tags([spec.name for spec in specs])
     model, tokenizer = first.POLICIES[policy.kind](policy, texts, tags, seed)
     dialect = open_dialect(inputs.dialect, tokenizer, inputs.dialogue, specs)
-    _check_rows(model, tokenizer, dialect)
+    _check_rows(model, tokenizer, dialect, tags)
     if isinstance(policy, PretrainedPolicy):
         name_dialect(tokenizer, inputs.dialect, dialect)
     return model, tokenizer, dialect
 
 
-def _check_rows(model: Any, tokenizer: Any, dialect: Dialect) -> None:
-    """Raise ValueError where a prompt has a token for which the policy has no embedding."""
+def _check_rows(model: Any, tokenizer: Any, dialect: Dialect, tags: Sequence[str]) -> None:
+    """Raise ValueError where a text can have a token for which the policy has no embedding.
+
+    Added tokens that no text has may lack one: published tokenizers have some of pictures.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
-    highest = int(dialect.prompt(PROBE).max())
+    added = tokenizer.added_tokens_decoder
+    words = (number for number in tokenizer.get_vocab().values() if number not in added)
+    written = [dialect.prompt(PROBE), *(encode(tokenizer, f"a{tag}") for tag in tags)]
+    highest = max(*words, *(int(tokens.max()) for tokens in written))
     if highest >= rows:
         raise ValueError(
-            f"the policy's prompt has the token {tokenizer.convert_ids_to_tokens(highest)!r} with "
-            f"the id {highest}, and the policy has {rows} rows of embeddings: resize them "
+            f"the policy's tokenizer has the token {tokenizer.convert_ids_to_tokens(highest)!r} "
+            f"with the id {highest}, and the policy has {rows} rows of embeddings: resize them "
             "(resize_token_embeddings), or take the tokenizer that the policy was trained with"
         )
 

@@ -47,6 +47,7 @@ from tasks.dialects.prompt_check import (
     that_ends,
 )
 from tasks.dialects.tags import TOOLS
+from tasks.dialects.tokenizer_check import tokenizer_faults
 from tasks.dialects.written_calls import TEXT_CALLS, reads_text, with_calls
 from tasks.dialects.written_turns import answered_turns, in_tags
 from tasks.trees import dialogue as talk
@@ -660,6 +661,7 @@ def open_native(
     Raises ValueError where no family fits the policy's tokenizer and its chat template, where the
     prompt lacks a part, or where calls of tools could not be read or go on.
     """
+    refuse("native", tokenizer_faults(tokenizer))
     if family.canonical(settings.renderer) in (family.AUTO, family.DEFAULT):
         with that_ends("native"):
             refuse("native", template_faults(tokenizer, dialogue))

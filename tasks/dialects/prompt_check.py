@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from params.schema.agent import Dialogue
+from tasks.dialects.tokenizer_check import tokenizer_faults
 from tasks.trees.dialogue import OPENED_THOUGHT, applied
 from tasks.trees.markers import FIRST_DAY, OTHER_DAY
 from tasks.trees.tree import Message, Question
@@ -202,8 +203,11 @@ def _header_fault(prompt: str, plain: str, answered: str) -> str:
     )
 
 
-def template_faults(tokenizer: Any, dialogue: Dialogue) -> list[str]:
-    """Return a line for each cause by which a tokenizer's chat template fits no prompt."""
+def template_faults(tokenizer: Any, dialogue: Dialogue, tags: Sequence[str] = ()) -> list[str]:
+    """Return a line for each cause by which a tokenizer or its chat template fits no prompt.
+
+    ``tags``: what the dialect writes around texts.
+    """
 
     def render(messages: Messages, begins: bool) -> str:
         return applied(tokenizer, messages, dialogue.date, begins)
@@ -214,7 +218,7 @@ def template_faults(tokenizer: Any, dialogue: Dialogue) -> list[str]:
     faults = unsound(tokenizer) or prompt_faults(
         lambda: render(messages, True), render, dialogue, []
     )
-    return faults or changed(render)
+    return faults or changed(render) or tokenizer_faults(tokenizer, tags)
 
 
 def changed(render: Render) -> list[str]:

@@ -164,7 +164,8 @@ def open_tags(
         fault = "the policy's tokenizer has no eos_token, so no turn could end: set it in "
         refuse("tags", [f"{fault}tokenizer_config.json to the mark that ends a turn"])
     with that_ends("tags"):
-        refuse("tags", template_faults(tokenizer, dialogue))
+        names = [spec.name for spec in specs]
+        refuse("tags", template_faults(tokenizer, dialogue, talk.tags(names)))
     dialect = TagsDialect(tokenizer, dialogue, specs)
     told = [spec.name for spec in specs] if TOOLS in dialogue.system else []
     refuse("tags", lacking_parts(tokenizer.decode(dialect.prompt(PROBE)), dialogue, told))

@@ -154,6 +154,13 @@ def _no_causal_model(whole: Mapping[str, Any], kind: str) -> str:
     return ""
 
 
+def positions(config: Mapping[str, Any]) -> int | None:
+    """Return how many positions a policy has, by its config.json; None where that does not say."""
+    text = _of_text(config)
+    names = ("max_position_embeddings", "n_positions")
+    return next(filter(None, (_number(text.get(name)) for name in names)), None)
+
+
 def _end_of_values(text: Mapping[str, Any]) -> int | None:
     """Return the tokens up to which a token's value is the same in contexts of any length.
 

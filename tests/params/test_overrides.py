@@ -72,6 +72,9 @@ def test_any_value_replaces_any_other(file, override, value):
         ("seed.k=3", "no key 'seed.k' .*: 'seed' is a single value"),
         ("seed=[1", r"'\[1' is not one YAML value: put it in quotes"),
         ("seed=1\nempty: 5", "is not one YAML value"),
+        ("seed=4 # as before", r"put it in quotes \('# as before' is no part of it\)"),
+        ("seed=--- 4", r"'---' is no part of it"),
+        ("seed=|", "announces lines that do not follow"),
         ("reinforce.update.learning_rate=1, more: 2", "is not one YAML value"),
     ],
 )

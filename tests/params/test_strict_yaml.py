@@ -101,3 +101,10 @@ def test_a_pipe_in_place_of_a_file_is_refused(tmp_path, name):
 def test_changed_values_are_read_again_as_they_are_written():
     strict_yaml.parse("a: [1]", "file")["a"].append(2)
     assert strict_yaml.parse("a: [1]", "file") == {"a": [1]}
+
+
+@pytest.mark.parametrize("sign", ["\\ud800", "\\0", "\\uFDD0", "\\x7F", "\\v"])
+def test_what_is_no_character_is_refused_with_its_line(sign):
+    with pytest.raises(ValueError, match=r"x, line 2: .* has U\+[0-9A-F]{4}, which is no char"):
+        strict_yaml.parse(f'a:\n  system: "say {sign} it"\n', "x")
+    assert strict_yaml.parse('a: "tab\\t, line\\n, 🙂, \\u0301"', "x")

@@ -689,6 +689,7 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     own, model = families.tokenizer("qwen2.5"), copy.deepcopy(policy)
     model.resize_token_embeddings(len(own))
+    model.config.max_position_embeddings = 1024
     for part in (model, own):
         part.save_pretrained("fetched")
 

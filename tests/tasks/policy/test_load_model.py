@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from tasks.policy.load_model import (
     load_policy,
     save_model,
 )
+from tasks.prepare import _check_rows, check_layers
 from tasks.trees.tables import write_table
 
 ROOT = Path(__file__).parents[3]
@@ -442,3 +444,25 @@ def test_policy_that_transformers_knows_is_loaded_without_its_code(
 def test_missing_policy_raises(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         load_policy(tmp_path / "nowhere", MACHINE)
+
+
+def test_a_context_beyond_the_last_position_is_refused_before_any_work(brought):
+    configured(brought, max_position_embeddings=48)
+    with pytest.raises(ValueError, match=r"'prepare.policy.context' is 128, .* has 48 positions"):
+        check_layers("mine", given(brought))
+    configured(brought, max_position_embeddings=128)
+    check_layers("mine", given(brought))
+
+
+def test_a_token_without_a_row_is_refused_where_a_text_can_have_it(policy, tokenizer):
+    larger, fitting = copy.deepcopy(tokenizer), copy.deepcopy(policy)
+    fitting.resize_token_embeddings(len(tokenizer))
+    larger.add_tokens(["<picture>"], special_tokens=True)
+    dialect = SimpleNamespace(prompt=lambda question: np.array([1, 2]))
+    _check_rows(fitting, larger, dialect, ["<python>"])
+    with pytest.raises(ValueError, match=r"the token '<picture>' with .* rows of embeddings"):
+        _check_rows(fitting, larger, dialect, ["<python>", "<picture>"])
+    added = larger.added_tokens_decoder
+    fitting.resize_token_embeddings(max(n for n in larger.get_vocab().values() if n not in added))
+    with pytest.raises(ValueError, match="rows of embeddings"):
+        _check_rows(fitting, larger, dialect, [])
