@@ -1,7 +1,8 @@
 """The part of a card that shows how to ask its policy: a loop in plain transformers.
 
 It is written for a policy that calls tools in tags and answers single questions. The prompt, the
-limits and the tokens of a result are those of the training.
+limits and the tokens of a result are those of the training, but where a question or a result quotes
+a mark of turns.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ LOOP = Template('''```python
 import re
 import subprocess
 import sys
+from datetime import datetime
 
 import torch
 
 SYSTEM = $system
+TODAY = datetime($day)  # as in the prompts of the training
 $runner
 
 def call(tool, argument):
@@ -53,7 +56,10 @@ def tokens_of(text):
 def ask(question):
     messages = [{"role": "system", "content": SYSTEM}] if SYSTEM else []
     messages.append({"role": "user", "content": question})
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, strftime_now=TODAY.strftime
+    )
+    prompt = re.sub(r"<think>\s*\Z", "", prompt)  # the policy begins its thought itself
     start = tokens = tokens_of(prompt)
     opening, closing = tokens_of("<result>"), tokens_of("</result>")
     room = $result - opening.shape[1] - closing.shape[1]
@@ -90,6 +96,7 @@ def loop(recipe: Recipe, specs: Sequence[ToolSpec], question: str) -> str:
     names = [spec.name for spec in specs]
     dialogue = recipe.dialogue
     code = LOOP.substitute(
+        day=f"{dialogue.date:%Y, %-m, %-d}",
         system=repr(dialogue.system.replace(TOOLS, describe(specs))),
         names=", ".join(names),
         python=RUN_PYTHON if PYTHON in names else "",

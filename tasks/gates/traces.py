@@ -37,6 +37,7 @@ ENDING = {
     True: "no answer block comes before the end of the episode",
 }
 TEXTS = ("parts_fault", "call_fault", "answer_fault", "words_fault")  # columns of texts in tags
+THOUGHT_TAG = re.compile("</?think>")
 ANSWER_TAG = re.compile("</?answer>")
 
 
@@ -205,6 +206,8 @@ def answer_fault(turns: Sequence[str], world: bool = False) -> str:
         return f"answer tags {''.join(tag for _, tag in tags)}" if tags else "no answer block"
     if any(number != last for number, _ in tags):
         return f"answers in turn {tags[0][0]} and goes on"
+    if not turns[last].rstrip().endswith("</answer>"):
+        return "text after the answer, which no agent writes: its turn ends there"
     answer = final_answer(turns[last])
     if answer is None:
         return "no \\boxed{} in the answer"
@@ -216,9 +219,16 @@ def words_fault(turns: Sequence[str], tools: Sequence[str] = ()) -> str:
     # Code and the content of \boxed{} may have braces of their own.
     no_prose = re.compile(rf"<({any_tool(tools)}|answer)>.*?</\1>", re.DOTALL)
     for number, turn in enumerate(turns):
-        if fault := damage(turn) or prose_fault(no_prose.sub("", turn)):
+        prose = no_prose.sub("", turn)
+        if fault := damage(turn) or prose_fault(prose) or thought_fault(prose):
             return f"turn {number}: {fault}"
     return ""
+
+
+def thought_fault(prose: str) -> str:
+    """Describe thoughts of a turn that are not closed, or are inside another one, or return ""."""
+    tags = THOUGHT_TAG.findall(prose)
+    return "" if tags == ["<think>", "</think>"] * (len(tags) // 2) else f"the tags {''.join(tags)}"
 
 
 def _listed(values: Any) -> bool:

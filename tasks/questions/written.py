@@ -39,6 +39,7 @@ CUT = "..."  # ends a result that was cut to the tokens of the dialogue
 SHORTEST_CUT = 12  # characters of such a result
 _RESULT = re.compile(r"(<result>.*?</result>)", re.DOTALL)
 _BETWEEN = re.compile(r"</result>\s+<result>")
+_ENDED = re.compile(r"(</[A-Za-z][\w-]*>)\s+\Z")
 _CLOSING = re.compile(r"</([A-Za-z][\w-]*)>")
 _DECIMAL = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?", re.IGNORECASE)
 
@@ -166,10 +167,13 @@ def _finder(questions: Sequence[Question]) -> Callable[[Prompt], list[Question]]
 def read_parts(response: str) -> Parts:
     """Cut a written response into (turn, True) and (tool result, False).
 
-    Space between two results is left out: they answer the calls of one turn.
+    Space between two results is left out: they answer the calls of one turn. So is space behind a
+    call or an answer: a turn ends there, and an agent that had learned the space could never write
+    it.
     """
     parts = [part for part in _RESULT.split(_BETWEEN.sub("</result><result>", response)) if part]
-    return [(part, not part.startswith("<result>")) for part in parts]
+    cut = [_ENDED.sub(r"\1", part) for part in parts]
+    return [(part, not part.startswith("<result>")) for part in cut if part]
 
 
 # ---------------------------------------------------------------- checking

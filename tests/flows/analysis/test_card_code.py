@@ -1,5 +1,6 @@
 """The loop of a card, executed as a reader would: its tokens are those of the training."""
 
+import copy
 import re
 from pathlib import Path
 
@@ -42,7 +43,14 @@ class Saying:
         return torch.cat([tokens, torch.tensor([written])], 1)
 
 
-def test_the_loop_gives_the_policy_what_a_rollout_gives_it(recipe, tokenizer):
+DATED = "{{ strftime_now('%d %B %Y') }}"
+OPENED = "{% if add_generation_prompt %}<think>\n{% endif %}"
+
+
+@pytest.mark.parametrize("template", ["{own}", f"{DATED}{{own}}", f"{{own}}{OPENED}"])
+def test_the_loop_gives_the_policy_what_a_rollout_gives_it(recipe, tokenizer, template):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = template.replace("{own}", tokenizer.chat_template)
     shown = card_code.loop(recipe, [PYTHON], QUESTION)
     (code,) = re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
     model = Saying(tokenizer)

@@ -10,7 +10,7 @@ import pytest
 from tasks.gates.traces import trace_fault
 from tasks.questions import written
 from tasks.questions.experts import Dropped, Trace
-from tasks.questions.written import WrittenTraces
+from tasks.questions.written import WrittenTraces, read_parts
 from tasks.recipes import load as settings_of
 from tasks.tools.python import python_tool
 from tasks.trees.markers import any_of
@@ -238,3 +238,28 @@ def test_results_of_several_calls_are_compared_each_with_its_own():
     assert dropped == [
         Dropped("q1", "tool_result_differs", f"{traces[0].place}: python returns '2', not '3'")
     ]
+
+
+ANSWERED = "<think>b</think><answer>\\boxed{42}</answer>"
+CALLED = "<think>a</think><python>6 * 7</python><result>42</result>"
+
+
+def test_space_that_no_agent_could_write_is_left_out():
+    parts = read_parts(f"{CALLED.replace('<result>', chr(10) + '<result>')}\n{ANSWERED}\n \n")
+    turns = [text for text, is_turn in parts if is_turn]
+    assert turns == ["<think>a</think><python>6 * 7</python>", f"\n{ANSWERED}"]
+    assert trace_fault(parts, ["python"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("response", "fault"),
+    [
+        (f"{CALLED}{ANSWERED} I hope it helps.", "text after the answer"),
+        (f"{CALLED.replace('</think>', '')}{ANSWERED}", "turn 0: the tags <think>"),
+        (f"{CALLED}<think>{ANSWERED}", "turn 1: the tags <think><think></think>"),
+        (f"{CALLED.replace('6 * 7', repr('<think>'))}{ANSWERED}", ""),  # of code
+    ],
+)
+def test_traces_that_no_agent_could_write_are_refused(response, fault):
+    assert trace_fault(read_parts(response), ["python"]).startswith(fault)
+    assert fault or trace_fault(read_parts(response), ["python"]) == ""
