@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from params.run_folders import RunFolders
-from tasks import recipes
 from tasks.ledger.artifacts import Artifact
 from tasks.policy import local_policy, teacher
+
+NONE = "null"  # what a record has for an input that was none
 
 
 def changed(recipe: str, root: Path = Path()) -> dict[str, list[str]]:
@@ -42,24 +43,27 @@ def _read_by_prepare(recipe: str, records: str) -> Iterator[tuple[Artifact | Non
         with suppress(ValueError, KeyError, TypeError):
             record = json.loads(line)
             digests |= {f"{record['verb']} {k}": v for k, v in record["inputs"].items()}
-    if not digests:
+    first, expert = digests.get("prepare policy"), digests.get("select_traces teacher")
+    if {first, expert} <= {None, NONE}:
         return
+    from tasks import recipes  # with all rooms that recipes name, which not every call needs
+
     prepare = recipes.load(recipe, Path("params")).prepare
-    yield local_policy.at(prepare.policy), digests.get("prepare policy")
-    yield (
-        local_policy.at(getattr(prepare.expert, "policy", None)),
-        digests.get("select_traces teacher"),
-    )
+    yield local_policy.at(prepare.policy), first
+    yield local_policy.at(getattr(prepare.expert, "policy", None)), expert
 
 
 def _read_as_teacher(recipe: str, folder: Path) -> Iterator[tuple[Artifact | None, Any]]:
     """Yield the folder of the recipe's teacher, and the digest that it had."""
     with suppress(OSError, ValueError, AttributeError):
         noted = json.loads((folder / teacher.RECORD).read_text()).get(teacher.SOURCE)
-        yield local_policy.at(recipes.load(recipe, Path("params")).teacher), noted
+        if noted:
+            from tasks import recipes
+
+            yield local_policy.at(recipes.load(recipe, Path("params")).teacher), noted
 
 
 def _differing(policies: Iterable[tuple[Artifact | None, Any]]) -> Iterator[str]:
     for now, noted in policies:
-        if now and isinstance(noted, str) and noted not in (now.digest, "null"):
+        if now and isinstance(noted, str) and noted not in (now.digest, NONE):
             yield f"the policy in {now.path} has changed"

@@ -21,6 +21,7 @@ from tasks.environments.contract import FREE_TEXT, EnvironmentKind
 from tasks.environments.episodes import ADAPTER
 from tasks.environments.record import seed_of
 from tasks.extensions import user_code_worker
+from tasks.extensions.checks import making_faults, shown_signature, takes
 from tasks.extensions.named import Named, find
 from tasks.tools.own_tool import own_settings, spec_faults, with_seconds
 from tasks.trees.tree import Question, ToolSpec
@@ -50,7 +51,7 @@ def kind_of(named: Named) -> EnvironmentKind:
     where = named.reference
     world = _world(named.held, where)
     settings = own_settings(world, where)
-    faults = [*_method_faults(world), *_making_faults(world)]
+    faults = [*_method_faults(world), *making_faults(world)]
     if faults:
         raise ValueError("; ".join(f"{where}: {fault}" for fault in faults))
     return EnvironmentKind(
@@ -82,38 +83,10 @@ def _method_faults(world: type) -> list[str]:
             faults.append(f"the class has no method {name}: write {definition}")
         elif inspect.iscoroutinefunction(method):
             faults.append(f"{name} is async, and worlds are not: write {definition}")
-        elif method is not None and not _takes(method, 1 + len(parameters)):
-            faults.append(f"{name}{_signature(method)} has other parameters: write {definition}")
+        elif method is not None and not takes(method, 1 + len(parameters)):
+            written = f"{name}{shown_signature(method)}"
+            faults.append(f"{written} has other parameters: write {definition}")
     return faults
-
-
-def _making_faults(world: Any) -> list[str]:
-    """Return why an object of the class cannot be made as worlds are."""
-    settled = hasattr(world, "Settings")
-    if _takes(world, int(settled)):
-        return []
-    written = f"__init__{_signature(world.__init__)}"
-    if settled:
-        return [f"{written} does not take the settings: write def __init__(self, settings)"]
-    return [
-        f"{written} wants more than self, and the class has no settings: give it a nested class "
-        "Settings(Frozen), or write def __init__(self)"
-    ]
-
-
-def _takes(call: Any, count: int) -> bool:
-    try:
-        inspect.signature(call).bind(*[None] * count)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _signature(call: Any) -> str:
-    try:
-        return str(inspect.signature(call))
-    except (TypeError, ValueError):
-        return "(...)"
 
 
 def _faults(world: Any, where: str, settings: Frozen) -> list[str]:
@@ -131,7 +104,7 @@ def _specs(world: Any, where: str, settings: Frozen) -> Sequence[ToolSpec]:
     try:
         with user_code_worker.ending_forks():
             if callable(held):
-                held = held(settings) if _takes(held, 1) else held()
+                held = held(settings) if takes(held, 1) else held()
             return [_spec(entry) for entry in held]
     except Exception as error:
         raise ValueError(

@@ -19,12 +19,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from tasks.extensions import descendants, user_code_worker
+from tasks.extensions import descendants, process_state, user_code_worker
 from tasks.extensions.pool import START_SECONDS, open_pool
 from tasks.extensions.user_code_worker import DIED, TIMEOUT
 
 IMPORTER = f"tasks/extensions/{Path(__file__).name}:import_only"
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by which a user ends a command
 
 
 class UnfinishedImportError(ValueError):
@@ -69,24 +68,16 @@ def import_only(name: str) -> None:
 @contextmanager
 def contained() -> Iterator[None]:
     """Undo what an import changes in this process, and have what it starts end with it."""
-    folder, before = Path.cwd(), set(descendants.descendants())
-    main_thread = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in SIGNALS} if main_thread else {}
-    owner, daemon = os.environ.get(descendants.OWNER), threading.current_thread().daemon
-    os.environ.update(descendants.owned({}))  # the doctor finds what outlives a killed command
-    # Threads inherit it. One that is no daemon would keep the command from ending.
-    threading.current_thread()._daemonic = True  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        threading.current_thread()._daemonic = daemon  # type: ignore[attr-defined]
-        os.environ.pop(descendants.OWNER, None)
-        os.environ.update({descendants.OWNER: owner} if owner else {})
-        os.chdir(folder)
-        for number, handler in handlers.items():
-            if handler is not None:  # None: it was not set from Python
-                signal.signal(number, handler)
-        _end_at_exit(sorted(set(descendants.descendants()) - before))
+    before, daemon = set(descendants.descendants()), threading.current_thread().daemon
+    with process_state.kept():
+        os.environ.update(descendants.owned({}))  # the doctor finds what outlives a killed command
+        # Threads inherit it. One that is no daemon would keep the command from ending.
+        threading.current_thread()._daemonic = True  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            threading.current_thread()._daemonic = daemon  # type: ignore[attr-defined]
+            _end_at_exit(sorted(set(descendants.descendants()) - before))
 
 
 def _end_at_exit(processes: Sequence[int]) -> None:

@@ -173,7 +173,9 @@ class Pool:
             reply = Reply(failure=DIED, message=f"the process did not start{_end(held)}")
         if reply.failure:
             self._forget(slot)
-            raise RuntimeError(f"{self.reference}: {reply.message}")
+            named = (self.settings.get(key) for key in ("reference", "world"))
+            whose = next(filter(None, named), self.reference)  # a user's, whom a host stands for
+            raise RuntimeError(f"{whose}: {reply.message}")
         return held
 
     def _forget(self, slot: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tasks.extensions import arguments, user_code_worker
+from tasks.extensions.plain_values import plain
 
 
 class ToolHost:
@@ -42,7 +43,7 @@ def _read(result: Any) -> tuple[str, str]:
     if result is None:
         return "ok", ""
     try:
-        return "ok", json.dumps(result, ensure_ascii=False)
+        return "ok", json.dumps(plain(result), ensure_ascii=False)
     except (TypeError, ValueError):
         kind = type(result).__name__
         raise TypeError(f"the tool returned {kind}: return a text") from None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tasks.extensions import user_code_worker
+from tasks.extensions.plain_values import plain
 from tasks.trees.tree import Call, Message, Observation, Question
 
 OPTIONAL = ("fork", "end", "solve", "close")  # methods that a world need not have
@@ -177,13 +178,3 @@ def _seen(observation: Observation | str, method: str) -> dict[str, Any]:
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"{method} returned as {name} what is no JSON ({error})") from None
     return seen
-
-
-def plain(value: Any) -> Any:
-    """Return a value with numbers, texts and lists in place of NumPy's and torch's."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    tensor = isinstance(value, np.generic | np.ndarray) or type(value).__module__ == "torch"
-    return value.tolist() if tensor and hasattr(value, "tolist") else value

@@ -88,7 +88,10 @@ def open_function(reference: str, settings: FunctionSettings) -> Iterator[Part]:
                 if fault := _fault(reply, settings):
                     where = f"{reference}, question {ending.question.id}, leaf {ending.leaf}"
                     raise ValueError(f"{where}: {fault}")
-            return [settings.weight * reply.value["number"] for reply in replies]
+            bounds = (settings.low, settings.high)
+            return [
+                settings.weight * checks.within(reply.value["number"], *bounds) for reply in replies
+            ]
 
         yield part
 

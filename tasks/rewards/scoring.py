@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from params.schema.reinforce import RewardPart
 from tasks.dialects.contract import calls_in
 from tasks.dialects.tags import TagsReader
-from tasks.extensions.checks import number_fault
+from tasks.extensions.checks import number_fault, within
 from tasks.rewards.contract import NOT_ASKED, Ending, Part, was_scored
 from tasks.rewards.judging import Breakdowns, OpenJudge
 from tasks.rewards.reward_parts import FORMAT, open_parts
@@ -263,7 +263,7 @@ def episode_score(seen: Sequence[Observation]) -> float:
             f"the score in the info of the world's last observation {fault}: give a number "
             "between 0 and 1"
         )
-    return float(given)
+    return within(float(given), 0.0, 1.0)
 
 
 def _tools(trajectory: Sequence[Node], reader: Reader) -> frozenset[str]:

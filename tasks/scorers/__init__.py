@@ -20,6 +20,8 @@ from tasks.scorers.contract import Scorer, ScorerKind
 MOST_TIMEOUTS = 4  # different answers of a question with which the verifier may run out of time
 SECONDS = 10.0  # of one comparison by a user's scorer
 WORKERS = min(4, len(os.sched_getaffinity(0)))  # processes of a user's scorer
+# Measures that say why an answer was not compared: what reads them takes their name for that.
+RESERVED = frozenset({"not_asked", "timeout", "killed"})
 SHOWN = 80  # characters of an answer in a message
 
 
@@ -117,7 +119,8 @@ def _pooled(name: str, pool: Pool) -> Scorer:
         measures = reply.value if isinstance(reply.value, Mapping) else {"score": reply.value}
         if fault := _measures_fault(measures):
             raise ValueError(f"{description}: it returned {reply.value!r:.{SHOWN}}: {fault}")
-        return {str(measure): float(value) for measure, value in measures.items()}
+        found = {str(measure): float(value) for measure, value in measures.items()}
+        return found | {"score": checks.within(found["score"], 0.0, 1.0)}
 
     return compare
 
@@ -126,6 +129,8 @@ def _measures_fault(measures: Mapping[str, Any]) -> str:
     """Return what is wrong with a user's breakdown, or ""."""
     if "score" not in measures:
         return "a mapping needs the entry 'score'"
+    if taken := sorted(measures.keys() & RESERVED):
+        return f"the measure {taken[0]} has a meaning of its own here: name yours otherwise"
     faults = [
         f"{measure} {fault}"
         for measure, value in measures.items()

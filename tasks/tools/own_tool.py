@@ -19,6 +19,7 @@ from pydantic import create_model
 
 from params.schema.base import Frozen, PositiveFloat
 from tasks.extensions import arguments, user_code_worker
+from tasks.extensions.checks import making_faults
 from tasks.extensions.named import Named, find
 from tasks.extensions.pool import Pool, Reply, open_pool
 from tasks.tools.contract import Opening, OpenTool, ToolKind
@@ -82,6 +83,9 @@ def spec_of(held: Any, where: str) -> ToolSpec:
     if isinstance(held, type):
         if not inspect.isfunction(getattr(held, "__call__", None)):  # noqa: B004
             raise ValueError(f"{where}: the class has no __call__: give it one, or name a function")
+        own_settings(held, where)
+        if faults := making_faults(held):
+            raise ValueError(f"{where}: {'; '.join(faults)}")
         call: Any = partial(held.__call__, None)
         hinted: Any = held.__call__
         docs = [held.__doc__ or "", held.__call__.__doc__ or ""]

@@ -13,17 +13,31 @@ from tests.waiting import wait_until
 
 HEAD = "import os, signal, subprocess, sys, threading, time\n"
 PROGRAM = """
-import os, signal, sys
+import logging, os, random, signal, socket, sys, warnings
+import numpy as np
 from pathlib import Path
 from tasks.extensions import guarded_import, named
-here, handler = os.getcwd(), signal.getsignal(signal.SIGINT)
+def state():
+    torch = sys.modules.get("torch")
+    of_torch = [torch.is_grad_enabled(), torch.get_default_dtype()] if torch else []
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)]
+    mask = os.umask(0)
+    os.umask(mask)
+    own = {name: value for name, value in os.environ.items() if name != "BEAMLINE_OWNER"}
+    limits = [sys.getrecursionlimit(), socket.getdefaulttimeout(), np.geterr(), mask]
+    chance = [random.getstate(), np.random.get_state()[1].tolist()]
+    told = [logging.root.handlers[:], logging.root.level, warnings.filters[:], sys.stdout]
+    return [os.getcwd(), handlers, own, limits, chance, told, of_torch]
+if "torch" in sys.argv[2]:
+    import torch
 guarded_import.import_file.__defaults__ = (float(sys.argv[1]),)
+before = state()
 try:
     held = named.find("tools", "own/mine.py:tool").held
 except ValueError as error:
     print("refused:", error)
 else:
-    untouched = (os.getcwd(), signal.getsignal(signal.SIGINT)) == (here, handler)
+    untouched = state() == before
     print(held(), untouched, "BEAMLINE_OWNER" in os.environ)
 """
 
@@ -38,7 +52,7 @@ def command(tmp_path):
         (tmp_path / "own/mine.py").write_text(text)
         environment = {**os.environ, "PYTHONPATH": str(keys.PROJECT)}
         ended = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(seconds)],
+            [sys.executable, "-c", PROGRAM, str(seconds), lines],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -59,6 +73,13 @@ def command(tmp_path):
         "threading.Thread(target=time.sleep, args=(60,)).start()",
         "if os.fork(): time.sleep(0.1)",
         "os.environ.pop('BEAMLINE_OWNER')",
+        "os.environ.update(CUDA_VISIBLE_DEVICES=''); os.environ.pop('PATH')",
+        "signal.signal(signal.SIGALRM, print); signal.alarm(1)",
+        "import random, numpy as np; random.seed(1); np.random.seed(1); np.seterr(all='raise')",
+        "import socket; sys.setrecursionlimit(99999); socket.setdefaulttimeout(1); os.umask(0)",
+        "import logging, warnings; logging.basicConfig(level=1); warnings.simplefilter('ignore')",
+        "sys.stdout = open(os.devnull, 'w')",
+        "import torch; torch.set_grad_enabled(False); torch.set_default_dtype(torch.bfloat16)",
     ],
 )
 def test_import_changes_nothing_here(command, lines):

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasks.extensions.checks import number_fault, within
 from tasks.rewards import function
 from tasks.rewards.contract import Ending
 from tasks.rewards.function import read, written
 from tasks.rewards.reward_parts import parts_of
 from tasks.rewards.scoring import score_trees
+from tasks.scorers import _measures_fault
 from tasks.trees.tree import PROMPT, TURN, Message, Node, Observation, Question, Tree
 from tests.reward_parts import listed
 
@@ -207,3 +209,23 @@ def test_a_scorer_says_that_it_is_graded(own):
     first, second = scorer_faults(chosen)
     assert first.startswith("row b: nothing in tasks/scorers/ is called 'rouge'")
     assert second.startswith("row b: own/parts_of_mine.py holds no 'lost'")
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (1.0000000000000002, ""),
+        (-1e-12, ""),
+        (1.00000001, "is 1.00000001, outside [0, 1]"),
+        (2, "is 2, outside [0, 1]"),
+    ],
+)
+def test_rounding_passes_no_bound(value, fault):
+    assert number_fault(value, 0, 1) == fault
+    assert fault or within(value, 0, 1) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["not_asked", "timeout", "killed"])
+def test_measures_that_mean_something_here_are_refused(name):
+    assert name in _measures_fault({"score": 1.0, name: 0.0})
+    assert _measures_fault({"score": 1.0, "mine": 0.0}) == ""

@@ -17,6 +17,7 @@ import datetime, os, time
 from contextlib import contextmanager
 from typing import Literal
 from params.schema.base import Frozen
+import numpy as np
 from tasks.tools.contract import OpenTool, ToolKind, text_spec
 from tasks.trees.outcomes import UnavailableError
 from tasks.trees.tree import Observation
@@ -45,6 +46,7 @@ def weather(city: str) -> str:
         "end": lambda: os._exit(2),
         "none": lambda: None,
         "list": lambda: ["rain", 7],
+        "numpy": lambda: {"rain": np.int64(7), "wind": np.array([1.5, 2.5])},
         "own": lambda: Observation("no_results", "no such city"),
         "wrong": lambda: Observation("answer", "42"),
         "odd": lambda: Observation("ok", 42),
@@ -92,6 +94,10 @@ def hidden(city: Missing):
     """Do."""
 class Silent:
     """Do."""
+class Needy:
+    """Do."""
+    def __init__(self, path): pass
+    def __call__(self, a: str): pass
 class Unset:
     """Do."""
     class Settings: pass
@@ -169,6 +175,7 @@ def test_function_tells_the_agent_what_it_is(weather):
         ("end", "killed", "exit status 2"),
         ("none", "ok", ""),
         ("list", "ok", '["rain", 7]'),
+        ("numpy", "ok", '{"rain": 7, "wind": [1.5, 2.5]}'),
         ("own", "no_results", "no such city"),
         ("wrong", "error", "the outcome 'answer', which is none of a call"),
         ("odd", "error", "of the tool's observation are no texts"),
@@ -235,6 +242,10 @@ def test_tool_that_runs_in_the_trainer_is_guarded():
         ("strange", "type"),
         ("hidden", "sky.py:hidden: its type hints cannot be read: name 'Missing' is not defined"),
         ("Silent", "the class has no __call__"),
+        (
+            "Needy",
+            r"sky.py:Needy: __init__\(self, path\) wants more than self, and the class has no",
+        ),
         ("Unset", r"its Settings are no section: write class Settings\(Frozen\)"),
         ("SEVEN", "sky.py:SEVEN is a int: name a function"),
     ],
