@@ -9,7 +9,8 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -35,6 +36,7 @@ from params import recipe_files
 from params.schema.recipe import algorithm_of
 from params.whole_file import whole_file
 from tasks import recipes
+from tasks.extensions.named import OWN
 from tasks.recipes import contradictions
 
 LATE_RECORD_TIMEOUT = 2.0  # seconds, where the server was lost before
@@ -121,6 +123,7 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+    before = own_files()
     try:
         with prefect_server() as server:
             call(flow, run_names.of_stage(flow.name, recipe), recipe, server)
@@ -132,7 +135,32 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
             raise
         print(f"{name}: {message}", file=sys.stderr)
         return 1
+    finally:
+        warn_of_changed_files(name, before)
     return 0
+
+
+def own_files() -> dict[Path, tuple[int, int]]:
+    """Return the files of ``own/`` that decide results, each with its size and time of change."""
+    files = (file for file in OWN.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    with suppress(OSError):  # one is removed just now
+        return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    return {}
+
+
+def warn_of_changed_files(name: str, before: Mapping[Path, tuple[int, int]]) -> None:
+    """Print which files of ``own/`` have changed while a stage ran, as by a world that writes one.
+
+    What has ended would be computed again in the next run, since any of them may decide it.
+    """
+    now = own_files()
+    changed = sorted(str(file) for file, about in now.items() if before.get(file) != about)
+    if changed:
+        print(
+            f"{name}: changed while it ran: {', '.join(changed[:5])}. What is in {OWN}/ decides "
+            "results, so the next run computes them again: write such files elsewhere, as to /tmp",
+            file=sys.stderr,
+        )
 
 
 def call(flow: Flow[..., Any], name: str, recipe: str, server: PrefectServer) -> None:

@@ -2,6 +2,7 @@ import logging
 import sys
 import threading
 import uuid
+from pathlib import Path
 
 import httpx
 import pytest
@@ -163,6 +164,19 @@ def test_failing_flow_is_one_message(reported, capsys, error):
 
     assert stage.run(failing, "toy") == 1
     assert capsys.readouterr().err == "first toy: table: 3 rows\n"
+
+
+def test_a_file_of_ones_own_that_changes_meanwhile_is_named(reported, capsys):
+    Path("own").mkdir(exist_ok=True)
+    Path("own/world.py").write_text("a = 1\n")
+
+    @flow(name="first")
+    def writing(recipe: str) -> None:
+        Path("own/episodes.log").write_text("one\n")
+
+    assert stage.run(writing, "toy") == 0
+    said = capsys.readouterr().err
+    assert "first toy: changed while it ran: own/episodes.log. What is in own/ decides" in said
 
 
 def test_unexpected_error_keeps_its_traceback(reported):
