@@ -253,7 +253,8 @@ class ImportanceChoice(Frozen):
     """Weights and masks of the policy term by w = pi_old / pi_sampler."""
 
     weight: Literal["token", "sequence", "none"] = "token"  # sequence: the product over the leaf
-    cap: PositiveFloat = 2.0  # of the weight
+    # of the weight; one below 1 would scale the loss where sampler and trainer agree
+    cap: Annotated[PositiveFloat, Field(ge=1)] = 2.0
     mask: ImportanceMask | None = None
     # DeepSeek-V3.2's mask: tokens with A < 0 of leaves from which the policy that learns has moved
     # away by more than this, in nats a token
