@@ -224,7 +224,7 @@ IMPOSSIBLE = [
         ["'critic.backbone' = 'borrowed'", "'own' or 'shared'"],
     ),
     ({"entropy_bonus": -1}, ["'entropy_bonus' = -1"]),
-    ({"importance_cap": 0}, ["'importance.cap' = 0", "greater than 0"]),
+    ({"importance_cap": 0.9}, ["'importance.cap' = 0.9", "greater than or equal to 1"]),
     ({"importance_cap": 2, "importance": {}}, ["importance_cap is what importance.cap was"]),
     ({"importance": {"weight": "leaf"}}, ["'importance.weight' = 'leaf'", "'token', 'sequence'"]),
     (
