@@ -129,14 +129,25 @@ def base_of(folder: Path) -> Path | None:
 
 
 def load(model: Any, folder: Path) -> Any:
-    """Add the adapter in ``folder`` to ``model``, its base, and return the model."""
-    from peft import LoraConfig, set_peft_model_state_dict
+    """Add the adapter in ``folder`` to ``model``, its base, and return the model.
+
+    Raises ValueError where its file has other weights than its config says.
+    """
+    from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 
     config = LoraConfig.from_pretrained(str(folder))
     config.inference_mode = False
     _inject(model, config)
     weights = load_file(folder / WEIGHTS)
     state = {name.removeprefix(PREFIX): weight for name, weight in weights.items()}
+    own = get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    if other := sorted(own.keys() ^ state.keys()):
+        what = "lacks" if other[0] in own else "has"
+        more = f" and {len(other) - 1} more" if other[1:] else ""
+        raise ValueError(
+            f"{folder / WEIGHTS} {what} {other[0]}{more}, and {CONFIG} beside it says otherwise: "
+            "it is damaged, so fetch or train it again"
+        )
     set_peft_model_state_dict(model, state, NAME)
     return model
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from params.schema.reinforce import Lora
@@ -222,6 +222,21 @@ def test_adapter_without_its_base_is_refused(initial, policy, tokenizer, tmp_pat
     base.rename(tmp_path / "elsewhere")
     with pytest.raises(RuntimeError, match="dvc checkout"):
         resident.POLICIES.load_reference(folder, MACHINE)
+
+
+@pytest.mark.parametrize("fault", ["lacks", "has"])
+def test_an_adapter_with_other_weights_than_its_config_says_is_refused(initial, tmp_path, fault):
+    checkpoint.save(learned(initial), tmp_path)
+    file = tmp_path / checkpoint.POLICY / adapter.WEIGHTS
+    kept = load_file(file)
+    name = sorted(kept)[0]
+    if fault == "lacks":
+        kept.pop(name)
+    else:
+        kept[name.replace("layers.0", "layers.9")] = kept[name].clone()
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"adapter_model.safetensors {fault} .*layers"):
+        load_policy(tmp_path / checkpoint.POLICY, MACHINE)
 
 
 # ---------------------------------------------------------------- merged
