@@ -2,7 +2,7 @@
 
 Each alarm looks at the newest iteration and those before it. Losses are measured in standard errors
 of what chance alone gives, so a limit holds for any number of questions; the other limits are wide.
-None is passed in the 48 trained runs of reports/shop and reports/household.
+None is passed in the 59 trained runs of reports/shop and reports/household.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_first_iterations_raise_none(name):
 
 
 # Of an iteration of committed comparisons, where the recipe asks another number today.
-QUESTIONS_THEN = {"household": 8, "shop": 8}
+QUESTIONS_THEN = {"household": 8}
 
 
 def test_trained_runs_raise_none():
