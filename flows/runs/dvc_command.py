@@ -108,7 +108,8 @@ def reproduce(stage: str, root: Path = HERE, /, **environment: str) -> None:
     from flows.runs import local_policies  # with recipes
 
     command = ["flows.runs.dvc_command", "--wait-for-lock", "repro", "-s", stage]
-    if stage in local_policies.changed(stage.rpartition("@")[2], root):
+    verb, _, recipe = stage.partition("@")
+    if verb in local_policies.READERS and stage in local_policies.changed(recipe, root):
         command.append("--force")
     status = supervise(command, ours | environment, root)
     if was_killed(status):

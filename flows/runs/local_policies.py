@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from params.run_folders import RunFolders
-from tasks.ledger.artifacts import Artifact
 from tasks.policy import local_policy, teacher
 
+READERS = ("prepare", "champion")  # the stages that read such a folder
 NONE = "null"  # what a record has for an input that was none
 
 
@@ -36,7 +36,7 @@ def same(recipe: str, noted: str) -> bool:
     return not list(_differing(_read_by_prepare(recipe, noted)))
 
 
-def _read_by_prepare(recipe: str, records: str) -> Iterator[tuple[Artifact | None, Any]]:
+def _read_by_prepare(recipe: str, records: str) -> Iterator[tuple[object, Any]]:
     """Yield each policy that prepare reads, and the digest that it had, None where it had none."""
     digests: dict[str, Any] = {}
     for line in records.splitlines():
@@ -49,21 +49,24 @@ def _read_by_prepare(recipe: str, records: str) -> Iterator[tuple[Artifact | Non
     from tasks import recipes  # with all rooms that recipes name, which not every call needs
 
     prepare = recipes.load(recipe, Path("params")).prepare
-    yield local_policy.at(prepare.policy), first
-    yield local_policy.at(getattr(prepare.expert, "policy", None)), expert
+    yield prepare.policy, first
+    yield getattr(prepare.expert, "policy", None), expert
 
 
-def _read_as_teacher(recipe: str, folder: Path) -> Iterator[tuple[Artifact | None, Any]]:
+def _read_as_teacher(recipe: str, folder: Path) -> Iterator[tuple[object, Any]]:
     """Yield the folder of the recipe's teacher, and the digest that it had."""
     with suppress(OSError, ValueError, AttributeError):
         noted = json.loads((folder / teacher.RECORD).read_text()).get(teacher.SOURCE)
         if noted:
             from tasks import recipes
 
-            yield local_policy.at(recipes.load(recipe, Path("params")).teacher), noted
+            yield recipes.load(recipe, Path("params")).teacher, noted
 
 
-def _differing(policies: Iterable[tuple[Artifact | None, Any]]) -> Iterator[str]:
-    for now, noted in policies:
-        if now and isinstance(noted, str) and noted not in (now.digest, NONE):
-            yield f"the policy in {now.path} has changed"
+def _differing(policies: Iterable[tuple[object, Any]]) -> Iterator[str]:
+    """Yield a line for each policy whose folder has another digest than was noted."""
+    for policy, noted in policies:
+        if isinstance(noted, str) and noted != NONE:
+            now = local_policy.at(policy)  # reads all of its weights
+            if now and now.digest != noted:
+                yield f"the policy in {now.path} has changed"
