@@ -167,7 +167,9 @@ class Host:
         watched.name = order["id"]
         self.episodes[watched.name] = watched
         if watched.tasks >= 0:
-            watched.printed.clear()
+            watched.printed.clear()  # what it says between two episodes is of neither
+            watched.returned.clear()
+            watched.too_long = False
             waits, send = bool(watched.unsent), lambda fd: self.send(watched)
             given = {name: order[name] for name in ("id", "task", "endpoint")}
             watched.unsent += json.dumps(given).encode() + b"\n"

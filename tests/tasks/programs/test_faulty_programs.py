@@ -225,6 +225,9 @@ for line in sys.stdin:
         time.sleep(60)
     print(json.dumps({"id": name, "answer": f"{task} {os.getpid()} {served}"}), flush=True)
     print(json.dumps({"id": name, "answer": "once more"}), flush=True)
+    if task == "q9":
+        sys.stdout.write("y" * 300_000)
+        sys.stdout.flush()
 """
 
 
