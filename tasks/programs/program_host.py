@@ -12,7 +12,9 @@ one episode after the other: it reads a line for each, and its line with the sam
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import gc
 import importlib
 import inspect
@@ -24,6 +26,7 @@ import selectors
 import signal
 import sys
 import tempfile
+import termios
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
@@ -45,11 +48,17 @@ class Watched:
 
     def __init__(self, process: int, returned: int, printed: int, tasks: int) -> None:
         """``tasks``: the pipe of a command that is kept warm, -1 for others."""
-        self.name: Any = None  # of its episode; None: it has none
+        self.order: dict[str, Any] | None = None  # of its episode; None: it has none
+        self.served = 0  # episodes that it has ended
         self.process, self.tasks, self.unsent = process, tasks, bytearray()
         self.pipes = {returned: bytearray(), printed: bytearray()}
         self.returned, self.printed = self.pipes[returned], self.pipes[printed]
-        self.too_long = False
+        self.too_long = self.told_to_end = self.reads_no_more = False
+
+    @property
+    def name(self) -> Any:
+        """Return the id of its episode, or None."""
+        return None if self.order is None else self.order["id"]
 
     def open_pipes(self) -> list[int]:
         """Return the pipes that are open."""
@@ -62,7 +71,8 @@ class Watched:
             held = self.pipes[pipe]
             held += chunk
             most = RETURNED if held is self.returned else KEPT
-            if len(held) > most:
+            kept_warm = held is self.returned and self.tasks >= 0  # `hear` cuts its lines
+            if len(held) > most and not kept_warm:
                 self.too_long = self.too_long or held is self.returned
                 del held[:-most]
             return not chunk
@@ -137,8 +147,9 @@ class Host:
         for line in lines:
             order = json.loads(line)
             if "kill" in order:
-                if order["kill"] in self.episodes:
-                    os.kill(self.episodes[order["kill"]].process, signal.SIGTERM)
+                if watched := self.episodes.get(order["kill"]):
+                    watched.told_to_end = True
+                    os.kill(watched.process, signal.SIGTERM)
             elif self.warmed or not self.episodes:
                 self.start(order)
             else:
@@ -163,13 +174,15 @@ class Host:
     def start(self, order: dict[str, Any]) -> None:
         """Start an episode, and say so."""
         self.say({"started": order["id"]})
-        watched = self.idle.pop() if self.idle else self.begin(order)
-        watched.name = order["id"]
+        self.give(order, self.idle.pop() if self.idle else self.begin(order))
+
+    def give(self, order: dict[str, Any], watched: Watched) -> None:
+        """Give an episode to a program, and to a command that is kept warm its task."""
+        watched.order = order
         self.episodes[watched.name] = watched
         if watched.tasks >= 0:
             watched.printed.clear()  # what it says between two episodes is of neither
             watched.returned.clear()
-            watched.too_long = False
             waits, send = bool(watched.unsent), lambda fd: self.send(watched)
             given = {name: order[name] for name in ("id", "task", "endpoint")}
             watched.unsent += json.dumps(given).encode() + b"\n"
@@ -202,7 +215,8 @@ class Host:
             try:
                 while watched.unsent:
                     del watched.unsent[: os.write(watched.tasks, watched.unsent)]
-            except BrokenPipeError:  # it reads no more; when it ends, its episode does
+            except BrokenPipeError:
+                watched.reads_no_more = True
                 watched.unsent.clear()
         if not watched.unsent:
             self.selector.unregister(watched.tasks)
@@ -223,12 +237,14 @@ class Host:
     def hear(self, watched: Watched) -> None:
         """End the episode of a command that is kept warm where it has said what came of it."""
         *lines, rest = watched.returned.split(b"\n")
-        watched.returned[:] = rest
+        # A long line that cannot be a result is a log, maybe the last of the episode before.
+        watched.returned[:] = rest if could_be_result(rest) else rest.lstrip()[:1]
         for line in lines:
             if watched.name is not None and is_result(line, watched.name):
                 self.reply(watched, 0, line)
                 self.idle.append(watched)
-        if watched.name is not None and watched.too_long:
+        if watched.name is not None and len(watched.returned) > RETURNED:
+            watched.too_long = True
             self.reply(watched, 0, b"")
             os.kill(watched.process, signal.SIGTERM)
 
@@ -237,11 +253,14 @@ class Host:
         self.selector.unregister(ended)
         os.close(ended)
         status = os.waitstatus_to_exitcode(os.waitpid(watched.process, 0)[1])
+        if status < 0:  # its guard was killed, and has ended nothing that may still print
+            self.end_orphans()
         for pipe in list(watched.pipes):
             while pipe in watched.pipes and not watched.read(pipe) and pending(pipe):
                 pass
             self.selector.unregister(pipe)
             os.close(pipe)
+        untouched = self.has_not_read(watched)
         if watched.tasks >= 0:
             if watched.unsent:
                 self.selector.unregister(watched.tasks)
@@ -252,11 +271,17 @@ class Host:
         self.running.remove(watched)
         if watched in self.idle:
             self.idle.remove(watched)
-        if status < 0:  # its guard was killed, and has ended nothing
-            self.end_orphans()
-        if watched.name is not None:
+        if watched.order is not None and untouched:
+            self.give(watched.order, self.begin(watched.order))
+        elif watched.order is not None:
             self.reply(watched, status, watched.returned)
             self.warm(watched.returned.partition(b"\n")[0])
+
+    def has_not_read(self, watched: Watched) -> bool:
+        """Return whether a warm command ended after its last episode, before it read this task."""
+        if watched.tasks < 0 or not watched.served or watched.told_to_end:
+            return False
+        return watched.reads_no_more or bool(watched.unsent) or unread(watched.tasks) > 0
 
     def reply(self, watched: Watched, status: int, returned: bytes | bytearray) -> None:
         """Say how an episode has ended; its program has none now."""
@@ -269,7 +294,8 @@ class Host:
             reply["too_long"] = RETURNED
         else:
             reply["returned"] = returned.decode(errors="replace")
-        watched.name = None
+        watched.order = None
+        watched.served += 1
         self.say(reply)
 
     def end_orphans(self) -> None:
@@ -298,6 +324,11 @@ def empty(folder: Path, device: int) -> None:
                 entry.rmdir()
 
 
+def could_be_result(line: bytes | bytearray) -> bool:
+    """Return whether a line begins as a JSON object does."""
+    return line.lstrip()[:1] in (b"", b"{")
+
+
 def is_result(line: bytes | bytearray, name: Any) -> bool:
     """Return whether a line is what came of an episode: a JSON object with its id."""
     with suppress(ValueError, RecursionError):
@@ -311,6 +342,13 @@ def close(pipes: Iterable[int]) -> None:
     for pipe in pipes:
         if pipe >= 0:
             os.close(pipe)
+
+
+def unread(pipe: int) -> int:
+    """Return how many bytes have been written into a pipe that nobody has read."""
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 def pending(pipe: int) -> bool:

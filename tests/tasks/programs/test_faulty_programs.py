@@ -221,10 +221,12 @@ for line in sys.stdin:
     if task == "q6":
         sys.exit()
     if task == "q8":
-        print("x" * 500_000, flush=True)
+        print("{" + "x" * 500_000, flush=True)
         time.sleep(60)
     print(json.dumps({"id": name, "answer": f"{task} {os.getpid()} {served}"}), flush=True)
     print(json.dumps({"id": name, "answer": "once more"}), flush=True)
+    if task in ("q0", "q3"):
+        sys.exit()
     if task == "q9":
         sys.stdout.write("y" * 300_000)
         sys.stdout.flush()
@@ -236,7 +238,7 @@ def test_a_command_is_kept_for_further_episodes(own, running, trusted):
     (own / "script.py").write_text(KEPT_WARM)
     run = (walls.interpreter(""), "own/script.py")
     trees, _ = running(answering).grow(
-        "command", questions=12, lanes=2, trusted=trusted, run=run, keep_warm=True, seconds=4.0
+        "command", questions=12, lanes=2, trusted=trusted, run=run, keep_warm=True, seconds=8.0
     )
     failed = {"q2": "program_died", "q4": "program_timeout", "q6": "program_failed"}
     failed["q8"] = "program_failed"
@@ -249,7 +251,7 @@ def test_a_command_is_kept_for_further_episodes(own, running, trusted):
     ]
     assert [name for name, _, _ in said] == [name for name in told if name not in failed]
     processes = {process for _, process, _ in said}
-    assert len(processes) <= 2 + len(failed)
+    assert len(processes) <= 2 + len(failed) + 2
     assert max(int(count) for _, _, count in said) > 1
 
 
