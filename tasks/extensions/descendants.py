@@ -28,9 +28,14 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def signal_at_parents_end(number: int) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends."""
+def signal_at_parents_end(number: int, parent: int | None = None) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends.
+
+    Where the process of id ``parent`` has ended before the kernel was told, it is sent at once.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def owned(environment: Mapping[str, str]) -> dict[str, str]:

@@ -254,15 +254,14 @@ def _live(channel: socket.socket, printed: int, first: int) -> None:
     status = 1
     try:
         os.setpgid(0, 0)
-        descendants.signal_at_parents_end(signal.SIGKILL)
-        if os.getppid() == first:  # else the guard ended before its death could be noticed
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(printed, 1)
-            os.dup2(printed, 2)
-            faulthandler.enable()
-            sys.stdout = os.fdopen(1, "w", 1, errors="backslashreplace", closefd=False)
-            serve(channel)
-            status = 0
+        descendants.signal_at_parents_end(signal.SIGKILL, first)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(printed, 1)
+        os.dup2(printed, 2)
+        faulthandler.enable()
+        sys.stdout = os.fdopen(1, "w", 1, errors="backslashreplace", closefd=False)
+        serve(channel)
+        status = 0
     finally:
         sys.stdout.flush()
         os._exit(status)

@@ -194,10 +194,11 @@ class Host:
         returned, to_return = os.pipe()
         printed, to_print = os.pipe()
         to_read, tasks = os.pipe() if self.job.get("keep_warm") else (-1, -1)
+        me = os.getpid()
         process = os.fork()
         if process == 0:
             close([returned, printed, tasks])
-            look_after(self, order, (to_read, to_return, to_print))
+            look_after(self, me, order, (to_read, to_return, to_print))
         close([to_read, to_return, to_print])
         watched = Watched(process, returned, printed, tasks)
         self.running.append(watched)
@@ -361,14 +362,15 @@ def pending(pipe: int) -> bool:
 # ---------------------------------------------------------------- the processes of an episode
 
 
-def look_after(host: Host, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
+def look_after(host: Host, parent: int, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
     """Start the program of an episode; when it ends, end all that it has started, and this.
 
+    ``parent``: the process of the host.
     ``pipes``: the program's standard input (-1: none yet), and where it returns and prints.
     """
     status = 1
     try:
-        descendants.signal_at_parents_end(signal.SIGTERM)
+        descendants.signal_at_parents_end(signal.SIGTERM, parent)
         os.setsid()
         descendants.adopt_orphans()
         for pipe in [
@@ -379,10 +381,11 @@ def look_after(host: Host, order: dict[str, Any], pipes: tuple[int, int, int]) -
             with suppress(OSError):
                 os.close(pipe)
         signal.signal(signal.SIGTERM, lambda *_: killed())
+        me = os.getpid()
         process = os.fork()
         if process == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            act(host, order, pipes)
+            act(host, me, order, pipes)
         close(pipes)
         while True:
             ended, how = os.waitpid(-1, 0)
@@ -403,11 +406,11 @@ def killed() -> None:
     os._exit(128 + signal.SIGKILL)
 
 
-def act(host: Host, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
+def act(host: Host, guard: int, order: dict[str, Any], pipes: tuple[int, int, int]) -> None:
     """Be the program: call the function, or become the command."""
     to_read, to_return, to_print = pipes
     try:
-        descendants.signal_at_parents_end(signal.SIGKILL)
+        descendants.signal_at_parents_end(signal.SIGKILL, guard)
         limit(host.job)
         endpoint = order["endpoint"]
         os.environ |= {

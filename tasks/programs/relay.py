@@ -22,10 +22,11 @@ def start(path: str, port: int) -> int:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.bind(("127.0.0.1", port))
     listening.listen(512)
+    host = os.getpid()
     process = os.fork()
     if process == 0:
         try:
-            descendants.signal_at_parents_end(signal.SIGKILL)
+            descendants.signal_at_parents_end(signal.SIGKILL, host)
             asyncio.run(_serve(listening, path))
         finally:
             os._exit(1)

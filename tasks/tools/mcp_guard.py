@@ -51,14 +51,13 @@ def keep_last(source: int, kept: bytearray) -> None:
 
 def main(parent: int, command: list[str]) -> None:
     """Run the command; this process ends with its exit status."""
-    descendants.signal_at_parents_end(signal.SIGTERM)
+    descendants.signal_at_parents_end(signal.SIGTERM, parent)
     descendants.adopt_orphans()
-    if os.getppid() != parent:
-        return
     output, errors = os.pipe(), os.pipe()
+    guard = os.getpid()
     child = os.fork()
     if child == 0:
-        start(command, output[1], errors[1])
+        start(guard, command, output[1], errors[1])
 
     def end_server(*_: object) -> None:
         # It may have ended by itself, when its standard input did: an error here would end this
@@ -92,11 +91,11 @@ def main(parent: int, command: list[str]) -> None:
     os._exit(max(status, 0) or (status < 0))
 
 
-def start(command: list[str], output: int, errors: int) -> None:
+def start(guard: int, command: list[str], output: int, errors: int) -> None:
     """Become the server; never returns."""
     try:
         os.setpgid(0, 0)
-        descendants.signal_at_parents_end(signal.SIGKILL)
+        descendants.signal_at_parents_end(signal.SIGKILL, guard)
         os.dup2(output, 1)
         os.dup2(errors, 2)
         os.execvp(command[0], command)
