@@ -82,7 +82,7 @@ def agreement(labels: Sequence[bool], breakdowns: Sequence[Mapping[str, float]])
 def load_labelled(file: Path) -> list[GradedAnswer]:
     """Read a file of labelled answers. Raises ValueError with a line for each fault."""
     try:
-        lines = [line for line in file.read_text().splitlines() if line.strip()]
+        lines = [line for line in file.read_text().split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from None
     answers, faults = [], []

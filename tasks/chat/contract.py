@@ -13,6 +13,8 @@ from typing import Protocol
 
 from tasks.trees.tree import Message
 
+NO_TEXT = "no text"  # fault of a reply whose model has said nothing
+
 
 @dataclass(frozen=True)
 class ChatRequest:
@@ -34,7 +36,7 @@ class ChatReply:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish: str = ""  # "stop", "length", or what the server calls it
-    fault: str = ""  # why there is no answer: "timeout", "429", "malformed", ...
+    fault: str = ""  # why there is no answer: "timeout", "429", "malformed", NO_TEXT, ...
 
 
 class ChatModel(Protocol):

@@ -23,7 +23,7 @@ from tasks.chat.attempts import (
 )
 from tasks.chat.cached import Answer
 from tasks.chat.call_budget import CallBudget, Spent
-from tasks.chat.contract import ChatReply, ChatRequest
+from tasks.chat.contract import NO_TEXT, ChatReply, ChatRequest
 
 MESSAGE_TOKENS = 16  # more than a chat template adds to a message
 
@@ -73,7 +73,10 @@ def _read(body: object) -> tuple[ChatReply, Spent | None]:
     """Return a server's answer and its cost. Raises AttemptError where it has no text."""
     spent, prompt, completion = cost(body)
     choice = first_choice(body)
-    text, finish = entry(entry(choice, "message"), "content"), entry(choice, "finish_reason")
+    message, finish = entry(choice, "message"), entry(choice, "finish_reason")
+    text = entry(message, "content")
+    if isinstance(message, dict) and not text and not entry(body, "error"):
+        raise AttemptError(NO_TEXT, spent)
     if not isinstance(text, str) or not text:
         raise AttemptError("malformed", spent)
     return ChatReply(text, prompt, completion, str(finish or "")[:SHOWN]), spent

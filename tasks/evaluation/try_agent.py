@@ -20,6 +20,7 @@ from tasks.agents.contract import SNIPPETS, Limits, Task
 from tasks.agents.pages import offered
 from tasks.agents.prompts import ACTS
 from tasks.agents.running import AgentResult, Models, run
+from tasks.chat.contract import NO_TEXT
 from tasks.dialects import tags
 from tasks.environments.contract import FREE_TEXT, OpenEnvironment
 from tasks.ledger import substeps
@@ -32,7 +33,7 @@ from tasks.trees.tables import write_table
 from tasks.trees.tree import Question, ToolSpec
 
 AT_ONCE = 64  # tasks that are done side by side; what they gave is kept before the next ones
-PASSING = ("timeout", "malformed", "connection lost")  # faults, beside a server's statuses
+PASSING = ("timeout", "malformed", NO_TEXT, "connection lost")  # faults, beside a server's statuses
 
 RESULTS = pa.schema(
     {

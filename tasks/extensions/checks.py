@@ -7,6 +7,8 @@ import math
 from numbers import Real
 from typing import Any
 
+from tasks.extensions.plain_values import plain
+
 ROUNDING = 1e-9  # beyond a bound, which a sum of weights may be: such a number is the bound
 
 
@@ -55,6 +57,7 @@ def shown_signature(call: Any) -> str:
 
 def number_fault(value: Any, low: float | None = None, high: float | None = None) -> str:
     """Return why a value is no finite number in [low, high], or ""; None leaves a side open."""
+    value = plain(value)  # NumPy's truth values are no numbers of Python
     if not isinstance(value, Real):
         return f"is of type {type(value).__name__}, and no number"
     try:

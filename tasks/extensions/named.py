@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
+import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tasks.extensions import guarded_import
 from tasks.ledger import keys
 
 OWN = Path("own")  # the user's folder; DVC watches it, and a run commits it
+SEARCHED = 2**20  # bytes of a file in which names of other files are looked for, at most
 ROOMS = {  # section of a recipe -> the folder of its files, and the object that each file holds
     "tools": ("tasks/tools", "TOOL"),
     "environment": ("tasks/environments", "ENVIRONMENT"),
@@ -37,7 +40,7 @@ class Named:
     name: str
     held: Any  # the object in the file
     reference: str  # where it is: "<file>:<name of the object>"
-    sources: str  # a digest of the file and of the project's files that it imports
+    sources: str  # a digest of the file, of the project's files that it imports, and of own data
 
 
 def names(room: str) -> list[str]:
@@ -98,7 +101,7 @@ def _imported(file: Path) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        sources = sorted(path for path in OWN.rglob("*.py") if path.is_file())
+        sources = [path for path in OWN.rglob("*.py") if path.is_file()]
         return guarded_import.import_file(file, _digest(sources))
     except guarded_import.UnfinishedImportError:
         raise
@@ -122,23 +125,81 @@ def _defined_in(held: Any, module: str) -> bool:
 
 
 def own_digest(file: Path) -> str:
-    """Digest a user's file, the files of ``own/`` that it imports, and all other data there.
+    """Digest a user's file, what it imports, and what else of ``own/`` it may read or start.
 
     Docstrings count, because an agent may read them.
     """
-    imported = [path for path in keys.import_closure(file) if path.suffix == ".py"]
-    data = [
-        path for path in OWN.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
-    ]
-    return _digest(sorted({path.resolve() for path in (*imported, *data)} - {_readme()}))
+    imported = {path for path in keys.import_closure(file) if path.suffix == ".py"}
+    return _digest(_with_mentioned(imported | _data(), set()))
 
 
-def _readme() -> Path:
-    return (OWN / "README.md").resolve()
+def digest_of_mentioned(settings: Mapping[str, Any]) -> str:
+    """Digest what settings may start or read in ``own/``, such as a server's command; "" for none.
+
+    Raises nothing for a file that is missing: whoever starts it says so.
+    """
+    text = json.dumps(settings, default=str, ensure_ascii=False)
+    if not re.search(rf"\b{OWN}/", text):
+        return ""
+    return _digest(_with_mentioned(_data(), _words(text)))
+
+
+def _data() -> set[Path]:
+    """Return the files of ``own/`` that are no code of Python."""
+    files = {path for path in OWN.rglob("*") if path.suffix not in (".py", ".pyc")}
+    return {path.resolve() for path in files if path.is_file()} - {(OWN / "README.md").resolve()}
+
+
+def _with_mentioned(files: set[Path], words: set[str]) -> set[Path]:
+    """Return files with those of ``own/`` that they, or ``words``, name without importing them.
+
+    A file that is started or loaded by its name is found by it: a name that stands for something
+    else makes more files count than have to.
+    """
+    files = {path.resolve() for path in files}
+    others = {path.resolve() for path in OWN.rglob("*.py") if path.is_file()} - files
+    searched: set[Path] = set()
+    while True:
+        for path in files - searched:
+            if path.stat().st_size <= SEARCHED:
+                words |= _words(path.read_text(errors="replace"))
+        searched |= files
+        found = {path for path in others if _names_of(path) & words}
+        if not found:
+            return files
+        for path in found:
+            files |= {path} | _closure(path)
+        others -= files
+
+
+def _names_of(file: Path) -> set[str]:
+    """Return the names by which a file of ``own/`` can be meant: its own, its folders'."""
+    below = file.relative_to(OWN.resolve())
+    return {below.stem, *below.parts[:-1]}
+
+
+def _closure(file: Path) -> set[Path]:
+    """Return what a file imports; none for one that only another Python can read."""
+    try:
+        return {path.resolve() for path in keys.import_closure(file) if path.suffix == ".py"}
+    except (ValueError, SyntaxError):
+        return set()
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
 
 
 def _digest(files: Iterable[Path]) -> str:
+    """Digest contents, and the places that files have in this folder or in the project's."""
     digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        digest.update(f"{file.name}\0".encode() + file.read_bytes() + b"\0")
+    for name, file in sorted((_place(file), file) for file in files):
+        digest.update(f"{name}\0".encode() + file.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _place(file: Path) -> str:
+    for folder in (Path.cwd().resolve(), keys.PROJECT):
+        if file.resolve().is_relative_to(folder):
+            return file.resolve().relative_to(folder).as_posix()
+    return file.name

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 
 def plain(value: Any) -> Any:
@@ -14,5 +13,8 @@ def plain(value: Any) -> Any:
         return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
-    tensor = isinstance(value, np.generic | np.ndarray) or type(value).__module__ == "torch"
+    np = sys.modules.get("numpy")  # where nobody has imported it, no value is NumPy's
+    tensor = type(value).__module__ == "torch" or (
+        np and isinstance(value, np.generic | np.ndarray)
+    )
     return value.tolist() if tensor and hasattr(value, "tolist") else value

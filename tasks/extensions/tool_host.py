@@ -19,6 +19,8 @@ class ToolHost:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.run = user_code_worker.make(user_code_worker.load(job["reference"]), job["settings"])
+        # One for all calls: a client that the tool keeps belongs to the loop that it was used in.
+        self.loop = asyncio.Runner()
         self.model = arguments.model_of(self.run, job["reference"])
 
     def __call__(self, values: Mapping[str, Any]) -> tuple[str, str]:
@@ -29,9 +31,13 @@ class ToolHost:
             faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return "bad_arguments", "; ".join(faults)
         result = self.run(**given)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
+        if inspect.isawaitable(result):
+            result = self.loop.run(_awaited(result))
         return _read(result)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
 
 
 def _read(result: Any) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tasks.extensions import descendants
+from tasks.extensions.plain_values import plain
 from tasks.trees.outcomes import UnavailableError
 
 KEPT = 4000  # bytes at the end of what the code has printed
@@ -158,7 +159,7 @@ def answer(target: Any, method: str, arguments: list[Any], limit: int, number: i
         return _failure(number, kind, describe(error))
     leave_if_forked(ours)
     try:
-        text = well_formed(json.dumps(value, ensure_ascii=False, allow_nan=False))
+        text = well_formed(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
     except BaseException as error:  # also of a user's own mapping
         leave_if_forked(ours, error)
         returned = type(value).__name__

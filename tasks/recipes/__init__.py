@@ -297,7 +297,11 @@ def agent_of(recipe: Recipe) -> Agent:
     """Return everything that decides how the recipe's agent acts, the named sources included."""
     sections = ("tools", "environment", "dialect")
     pairs = [(section, name) for section in sections for name in getattr(recipe, section)]
-    sources = {name: named.find(section, name).sources for section, name in pairs}
+    sources = {
+        name: named.find(section, name).sources
+        + named.digest_of_mentioned(getattr(recipe, section)[name].model_dump(mode="json"))
+        for section, name in pairs
+    }
     return Agent(
         dialogue=recipe.dialogue,
         tools=recipe.tools,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from params.schema.judge import Judge
-from tasks.chat.contract import ChatModel, ChatReply, ChatRequest
+from tasks.chat.contract import NO_TEXT, ChatModel, ChatReply, ChatRequest
 from tasks.scorers import exact
 from tasks.scorers.contract import ScorerKind
 from tasks.trees.tree import Message, Question
@@ -26,7 +26,7 @@ AT_ONCE = 500  # requests to a model, between two lines of progress
 FAULT_CHARACTERS = 300  # of one fault that a server causes, in a message
 MOST_FAULTS = 10  # different ones in a message
 NOT_RECORDED = "not recorded"  # fault of a request that a replay does not know
-NO_VERDICT = ("malformed", NOT_RECORDED)  # faults of replies that count as texts without a verdict
+NO_VERDICT = (NO_TEXT, NOT_RECORDED)  # faults of replies that count as texts without a verdict
 FIELDS = ("question", "accepted", "answer")  # that a prompt has to have, each in braces
 _FIELD = re.compile(rf"\{{({'|'.join(FIELDS)})\}}")
 _BRACES = re.compile(r"\{(\w*)\}")

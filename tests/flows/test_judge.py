@@ -47,6 +47,8 @@ def test_every_fault_of_a_file_is_named(tmp_path):
         load_labelled(file)
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0][-1] for line in lines] == ["2", "3", "4", "5", "6"]
+    file.write_text(json.dumps(good | {"question": "a\u2028b"}, ensure_ascii=False))
+    assert [each.asked.question for each in load_labelled(file)] == ["a\u2028b"]
     for text in ("", "\xff"):
         file.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match=r"labels\.jsonl"):

@@ -82,12 +82,14 @@ FAULTS = {
     "no choices": Response(body='{"id": "1"}'),
     "no text": said(None),
     "empty": said(""),
+    "error": Response(body='{"error": {"message": "busy"}, "choices": [{"message": {}}]}'),
     "deep": Response(body="[" * 1990),
     "deep within": Response(body='{"choices": ' + "[" * 1980),
     "an answer of more than 2000 bytes": said("x" * 2000),
     "a packed answer": said("small", headers={"Content-Encoding": "gzip"}),
 }
-MALFORMED = ("a page", "no choices", "no text", "empty", "deep", "deep within")
+NAMED = dict.fromkeys(("a page", "no choices", "error", "deep", "deep within"), "malformed")
+NAMED |= dict.fromkeys(("no text", "empty"), "no text")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -97,7 +99,7 @@ def test_fault_is_retried_as_often_as_set(fault, monkeypatch):
     def script(asked, number):
         return FAULTS[fault] if number < 2 else echo(asked, number)
 
-    named = "malformed" if fault in MALFORMED else fault
+    named = NAMED.get(fault, fault)
     seconds = 2.0 if fault == "timeout" else 30.0  # a good answer comes in time on a busy machine
     with open_chat_server(script) as server:
         (reply,) = ask(server, ["a"], retries=2, seconds=seconds)

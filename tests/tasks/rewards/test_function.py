@@ -1,6 +1,7 @@
 """A user's function as a part of the reward, and as a scorer: in processes of their own."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,12 @@ def an_array(ending):
     return numpy.float32(0.25)
 
 
+def a_comparison(ending):
+    import numpy
+
+    return numpy.isclose(ending.score, 1)
+
+
 def raises(ending):
     raise KeyError("lost")
 
@@ -69,6 +76,12 @@ class Brief:
 
 def close(answer, accepted):
     return {"score": float(answer in accepted), "length": len(answer)}
+
+
+def compared(answer, accepted):
+    import numpy
+
+    return numpy.float32(408) == float(answer)
 
 
 def half(answer, accepted):
@@ -114,6 +127,7 @@ def test_a_users_function_is_a_part_like_any_other(own, monkeypatch):
         {"answer": {}},
         {f"{own}:brevity": {"weight": 0.5}},
         {f"{own}:an_array": {"weight": -2.0}},
+        {f"{own}:a_comparison": {}},
     )
     rows = score_trees([tree(RIGHT, "x" * 40), tree("x" * 200)], settings)
     assert [row["parts"]["brevity"] for row in rows] == [
@@ -122,6 +136,7 @@ def test_a_users_function_is_a_part_like_any_other(own, monkeypatch):
         0.0,
     ]
     assert {row["parts"]["an_array"] for row in rows} == {-0.5}
+    assert [row["parts"]["a_comparison"] for row in rows] == [1.0, 0.0, 0.0]
 
 
 def test_it_sees_the_whole_ending(own):
@@ -184,6 +199,9 @@ def test_a_users_scorer_compares_answers(own):
     assert rows[0]["breakdown"] == {"score": 1.0, "length": 3.0}
     assert [row["reward"] for row in rows] == [1.0, 0.0]
     assert rows[0]["scorer"] == f"{own}:close"
+    question = replace(question, scorer=f"{own}:compared")
+    rows = score_trees([tree(RIGHT, question=question)], listed({"answer": {}}))
+    assert rows[0]["breakdown"] == {"score": 1.0}
 
 
 @pytest.mark.parametrize(

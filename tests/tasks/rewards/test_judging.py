@@ -22,7 +22,7 @@ from tasks.rewards.scoring import score_trees
 from tasks.tools.recording import REPLAYED
 from tasks.trees.tables import read_rows, save_trees
 from tasks.trees.tree import PROMPT, TURN, Node, Question, Tree
-from tests.chat_server import open_chat_server, refused, said
+from tests.chat_server import Response, open_chat_server, refused, said
 from tests.judges import TEMPLATE, honest, settings
 from tests.reward_parts import usual
 
@@ -88,6 +88,13 @@ def test_no_sample_is_lost_in_a_storm():
     with open_chat_server(script) as server:
         chosen = settings(server, retries=8, timeout_seconds=1.0, ask_again=8)
         assert scored(chosen)[0] == [1, 1, 0] * 6
+
+
+@pytest.mark.parametrize("body", ["<html>", '{"error": {"message": "busy"}}', '{"choices": []}'])
+def test_a_server_without_answers_ends_the_run(body):
+    answered = pytest.raises(RuntimeError, match=r"have no answer \(malformed\)")
+    with open_chat_server(lambda asked, number: Response(body=body)) as server, answered:
+        scored(settings(server, retries=0))
 
 
 def test_budget_ends_the_run_and_a_larger_one_finishes_it():

@@ -13,7 +13,7 @@ from tasks.trees.tree import Call, Observation
 
 CODE = '''
 from __future__ import annotations
-import datetime, os, time
+import asyncio, datetime, os, time
 from contextlib import contextmanager
 from typing import Literal
 from params.schema.base import Frozen
@@ -74,12 +74,15 @@ class NightSky:
 
     def __init__(self, settings):
         self.star = settings.star
+        self.client = None
 
     async def __call__(self, hour: Literal["dusk", "dawn"]) -> str:
         """Look.
 
         hour: when
         """
+        self.client = self.client or asyncio.get_running_loop()
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.client))
         return f"{self.star} at {hour}"
 
 
@@ -213,9 +216,9 @@ def test_class_has_settings_and_may_be_asynchronous():
         (spec,) = tool.specs
         assert (spec.name, spec.description) == ("night_sky", "Name what is in the sky.")
         assert spec.parameters["properties"]["hour"]["description"] == "when"
-        calls = [Call("night_sky", hour, {"hour": hour}) for hour in ("dusk", "noon")]
-        seen, refused = tool.run(calls)
-        assert seen == Observation("ok", "Vega at dusk")
+        calls = [Call("night_sky", hour, {"hour": hour}) for hour in ("dusk", "noon", "dawn")]
+        seen, refused, later = tool.run(calls)
+        assert (seen.text, later.text) == ("Vega at dusk", "Vega at dawn")  # on one event loop
         assert refused.outcome == "bad_arguments"
     kind = tool_kind("own/sky.py:NightSky")
     assert not kind.repeatable
