@@ -430,8 +430,8 @@ def leave_out_long(
     rest = [trace for trace in traces if trace.question.id not in ids]
     samples = [sample for trace in rest for sample in samples_of(trace, inputs.dialogue)]
     all_traces = trace_table(samples, dialect)
-    lengths = all_traces.longest
-    faults = [*of_questions, *unusable.long_traces([s.trace for s in samples], lengths, context)]
+    of_traces = unusable.long_traces(samples, all_traces, inputs.dialogue, context)
+    faults = [*of_questions, *of_traces.values()]
     if not faults:
         return material, rest, all_traces, [], [*earlier]
     if inputs.settings.faulty == "stop":
@@ -443,10 +443,9 @@ def leave_out_long(
         split: where(members, np.array([question.id not in ids for question in members], bool))
         for split, members in material.questions.items()
     }
-    too_long = {id(s.trace) for s, length in zip(samples, lengths, strict=True) if length > context}
-    short = [trace for trace in rest if id(trace) not in too_long]
+    short = [trace for trace in rest if id(trace) not in of_traces]
     left = replace(material, questions=questions)
-    return left, short, all_traces.without(too_long), dropped, [*earlier, *faults]
+    return left, short, all_traces.without(of_traces.keys()), dropped, [*earlier, *faults]
 
 
 # ---------------------------------------------------------------- tables and checks

@@ -75,6 +75,7 @@ ASKED = {"role": "user", "content": "a"}
 THINKING = {"role": "assistant", "content": "a", "reasoning_content": "thought"}
 ELLIPSIS = "..."
 THOUGHT_TOKENS = 16  # more than the opening of a thought has in any vocabulary
+SHOWN = 80  # characters of a call in a message
 DEPTH = 100  # levels of the values of a call, at most
 
 Message = dict[str, Any]
@@ -496,6 +497,13 @@ class NativeDialect:
                     "its result, into a turn of its own"
                 )
             made += len(calls)
+            if unread := [call for call in calls if not self._is_object(call)]:
+                raise ValueError(
+                    f"question {question.id}: its trace calls {unread[0].tool} with "
+                    f"{unread[0].argument[:SHOWN]!r}, and this tool takes a JSON object of its "
+                    "parameters: write one, such as "
+                    f"<{unread[0].tool}>{self._example(unread[0].tool)}</{unread[0].tool}>"
+                )
             message = self._message(calls, content, thoughts)
             before, turn = tokens, np.array(self._ended(message), np.int32)
             tokens = np.concatenate([tokens, turn])
@@ -528,11 +536,25 @@ class NativeDialect:
             message["tool_calls"] = [self._written(call) for call in calls]
         return message
 
+    def _is_object(self, call: Call) -> bool:
+        """Return whether a call has an object of parameters, or a tool that takes a text."""
+        spec = self.specs.get(call.tool)
+        takes_text = spec is not None and spec.text_parameter
+        return bool(self.free or takes_text or object_of(call.argument or "{}") is not None)
+
+    def _example(self, tool: str) -> str:
+        """Return an object with the names of a tool's parameters."""
+        spec = self.specs.get(tool)
+        return json.dumps(
+            dict.fromkeys(spec.parameters.get("properties", {}), "...") if spec else {}
+        )
+
     def _written(self, call: Call) -> Message:
         """Return a call as part of a message."""
         spec = self.specs.get(call.tool)
         parameter = spec.text_parameter if spec else None
-        values = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
+        whole = {parameter: call.argument} if parameter else object_of(call.argument or "{}")
+        values = call.values or whole  # the values also tell a call that does not fit the tool
         name, arguments = self._quote(call.tool), quoted(values or {}, self._quote)
         function = {"name": name, "arguments": arguments}
         return {"id": self._quote(call.id), "type": "function", "function": function}

@@ -71,6 +71,18 @@ class TraceTable:
             longest[-1] = max(length, longest[-1])
         return longest
 
+    @property
+    def longest_turns(self) -> list[int]:
+        """Return the tokens of each sample's longest turn, in the order of the samples."""
+        longest: list[int] = []
+        masks = self.table["trained"].to_pylist()
+        for mask, begins in zip(masks, self.begins, strict=True):
+            if begins:
+                longest.append(0)
+            edges = np.flatnonzero(np.diff(np.array([False, *mask, False], np.int8)))
+            longest[-1] = max([longest[-1], *(edges[1::2] - edges[::2]).tolist()])
+        return longest
+
     def without(self, traces: Collection[int]) -> TraceTable:
         """Return the rows of all traces but these, each given by its ``id``."""
         stays = [id(sample.trace) not in traces for sample in self.samples]

@@ -16,8 +16,9 @@ from params.schema.agent import Dialogue
 from tasks.dialects.contract import Dialect
 from tasks.dialects.prompt_check import role_fault
 from tasks.questions.entries import Problem
-from tasks.questions.experts import Dropped, Material, Trace
+from tasks.questions.experts import Dropped, Material
 from tasks.questions.faults import Fault, Place, summary, write_list
+from tasks.questions.samples import TraceTable, TrainingSample
 from tasks.questions.written import LONG_TRACE
 from tasks.trees import dialogue as talk
 from tasks.trees.tree import Message, Question
@@ -32,7 +33,9 @@ MOST_FORMS = 1000  # accepted forms of an answer
 LONG_PROMPT = "has a prompt that is too long"
 LONG_ANSWER = "has a gold answer that is too long for a turn"
 FAR_TOO_LONG = "is far too long"
-TOO_LONG = (LONG_PROMPT, LONG_ANSWER, LONG_TRACE, FAR_TOO_LONG)
+LONG_TURN = "has a turn of more tokens than an agent may say"
+MANY_CALLS = "has more calls than an agent may make"
+TOO_LONG = (LONG_PROMPT, LONG_ANSWER, LONG_TRACE, LONG_TURN, MANY_CALLS, FAR_TOO_LONG)
 
 
 def leave_out(faults: Sequence[Fault], docs: Path, earlier: Sequence[Fault] = ()) -> list[Dropped]:
@@ -231,17 +234,34 @@ def _may_be_long(question: Question, room: int) -> bool:
     return bool(lengths) and min(lengths) + LONGEST_FRAME > room
 
 
-def long_traces(traces: Sequence[Trace], lengths: Sequence[int], context: int) -> list[Fault]:
-    """Return a fault for each trace of more tokens than the context."""
-    remedy = f"raise prepare.policy.context to {max(lengths, default=0)}, or shorten it"
-    return [
-        Fault(
-            trace.place or f"traces, {trace.question.id}",
-            LONG_TRACE,
-            remedy,
-            detail=f" ({length} tokens, prepare.policy.context has {context})",
-            question_id=trace.question.id,
-        )
-        for trace, length in zip(traces, lengths, strict=True)
-        if length > context
-    ]
+def long_traces(
+    samples: Sequence[TrainingSample], table: TraceTable, dialogue: Dialogue, context: int
+) -> dict[int, Fault]:
+    """Return a fault for each trace that no agent could say, by the trace's ``id``.
+
+    It has more tokens than the context, a longer turn, or more calls than an agent may make.
+    """
+    measured = {
+        LONG_TRACE: ("prepare.policy.context", context, table.longest),
+        LONG_TURN: ("dialogue.turn_tokens", dialogue.turn_tokens, table.longest_turns),
+        MANY_CALLS: (
+            "dialogue.tool_calls",
+            dialogue.tool_calls,
+            # The beginning of a long episode is what an agent could do, too.
+            [0 if s.trace.acts else sum(not is_turn for _, is_turn in s.parts) for s in samples],
+        ),
+    }
+    faults: dict[int, Fault] = {}
+    for kind, (key, limit, counts) in measured.items():
+        remedy = f"raise {key} to {max(counts, default=0)}, or shorten it"
+        for sample, count in zip(samples, counts, strict=True):
+            trace = sample.trace
+            if count > limit and id(trace) not in faults:
+                faults[id(trace)] = Fault(
+                    trace.place or f"traces, {trace.question.id}",
+                    kind,
+                    remedy,
+                    detail=f" ({count}, {key} has {limit})",
+                    question_id=trace.question.id,
+                )
+    return faults

@@ -44,12 +44,12 @@ from tasks.policy.tiny import build_tokenizer
 from tasks.prepare import PrepareInputs, prepare, right, rules_of
 from tasks.questions import benchmarks
 from tasks.questions.computation import ComputationExpert
-from tasks.questions.experts import Dropped, Material
+from tasks.questions.experts import Dropped, Material, Trace
 from tasks.questions.faults import summary
 from tasks.questions.samples import samples_of, trace_table
 from tasks.questions.solver import Solver
 from tasks.questions.sources import MATERIALS, material, read_corpus, source_files
-from tasks.questions.unusable import LISTING, long_questions
+from tasks.questions.unusable import LISTING, long_questions, long_traces
 from tasks.questions.written import WrittenTraces
 from tasks.recipes import load as settings_of
 from tasks.scorers import project_scorers
@@ -719,6 +719,27 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
     (dropped,) = read_rows(places_of(made)["dropped"])
     assert dropped["reason"] == "too_long"
     assert fewer == [row for row in traces if row["question_id"] != dropped["question_id"]]
+
+
+def test_a_trace_that_no_agent_could_say_is_left_out():
+    dialogue = DIALOGUE.model_copy(update={"turn_tokens": 30, "tool_calls": 1})
+    call = [("<python>1</python>", True), ("<result>1</result>", False)]
+    answer = ("<answer>\\boxed{7}</answer>", True)
+    long = (f"<think>{'word ' * 30}</think>{answer[0]}", True)
+    parts = {"fine": [*call, answer], "often": [*call * 2, answer], "long": [long]}
+    traces = [
+        Trace(Question(name, "toy", "?", ("7",)), "none", said) for name, said in parts.items()
+    ]
+    samples = [sample for trace in traces for sample in samples_of(trace, dialogue)]
+    spec = text_spec("python", "Run.", "code", "it")
+    dialect = DIALECT.open(Tags(), families.tokenizer("qwen2.5"), dialogue, [spec])
+    table = trace_table(samples, dialect)
+    faults = long_traces(samples, table, dialogue, 10_000)
+    words = {fault.question_id: fault.remedy for fault in faults.values()}
+    assert words == {
+        "often": "raise dialogue.tool_calls to 2, or shorten it",
+        "long": f"raise dialogue.turn_tokens to {max(table.longest_turns)}, or shorten it",
+    }
 
 
 def test_a_template_is_looked_at_before_any_work(tmp_path, monkeypatch, policy):

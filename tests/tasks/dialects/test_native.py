@@ -419,6 +419,32 @@ def test_ids_have_nine_signs_where_a_template_wants_them():
     assert again.count("<tool_response>") == 2
 
 
+def test_a_new_prompt_shows_the_call_that_was_made():
+    """One whose parameters do not fit its tool, too."""
+    tokenizer = families.tokenizer("qwen2.5")
+    dialect = DIALECT.open(DEFAULT, tokenizer, layout(), [PYTHON, BOOK])
+    made = '{"name": "python", "arguments": {"program": "1"}}'
+    turn = ids("qwen2.5", f"<tool_call>\n{made}\n</tool_call><|im_end|>")
+    read = dialect.read(dialect.prompt(QUESTION), turn, tokenizer.decode(turn), "end")
+    seen = (Observation("bad_arguments", "code is missing"),)
+    again = dialect.restart(QUESTION, "", [Exchange(turn, "", read.calls, seen)])
+    assert made in tokenizer.decode(again)
+
+
+@pytest.mark.parametrize("argument", ["Rome, Monday", '{"city": "Rome"', "7", "{'city': 'Rome'}"])
+def test_a_trace_whose_call_is_no_object_is_refused(argument):
+    dialect = DIALECT.open(
+        SETTINGS.get("qwen3", Native(renderer="qwen3")),
+        tokenizer_of("qwen3"),
+        layout(),
+        [PYTHON, BOOK],
+    )
+    parts = [(f"<book>{argument}</book>", True), ("<result>3</result>", False)]
+    parts.append(("<answer>\\boxed{7}</answer>", True))
+    with pytest.raises(ValueError, match=r"question q: its trace calls book with .*JSON object"):
+        dialect.trace(QUESTION, parts)
+
+
 # ---- prompts and settings
 
 
