@@ -701,6 +701,7 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
             Calculator().open,
             settings=settings(policy=fetched, faulty=faulty),
             dialect={"native": Native(renderer="default", options={"tool_parser": "qwen3"})},
+            dialogue=DIALOGUE.model_copy(update={"turn_tokens": 64}),
         )
         return made, read_rows(places_of(made)["traces"])
 
