@@ -9,8 +9,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -32,6 +31,7 @@ from flows.workers import configured_server, run_log, run_names
 from flows.workers.configured_server import PARENT_TASK_RUN
 from flows.workers.connection import name_process, prefect_server
 from flows.workers.outages import AwayError, PrefectServer
+from flows.workers.own_files import SHOWN, OwnFiles
 from params import recipe_files
 from params.schema.recipe import algorithm_of
 from params.whole_file import whole_file
@@ -123,10 +123,11 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
     except (ValueError, RuntimeError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    before = own_files()
+    before = OwnFiles()
     try:
         with prefect_server() as server:
             call(flow, run_names.of_stage(flow.name, recipe), recipe, server)
+        before.check()
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -136,28 +137,18 @@ def run(flow: Flow[..., Any], recipe: str) -> int:
         print(f"{name}: {message}", file=sys.stderr)
         return 1
     finally:
-        warn_of_changed_files(name, before)
+        warn_of_new_files(name, before)
     return 0
 
 
-def own_files() -> dict[Path, tuple[int, int]]:
-    """Return the files of ``own/`` that decide results, each with its size and time of change."""
-    files = (file for file in OWN.rglob("*") if file.is_file() and file.suffix != ".pyc")
-    with suppress(OSError):  # one is removed just now
-        return {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
-    return {}
-
-
-def warn_of_changed_files(name: str, before: Mapping[Path, tuple[int, int]]) -> None:
-    """Print which files of ``own/`` have changed while a stage ran, as by a world that writes one.
+def warn_of_new_files(name: str, before: OwnFiles) -> None:
+    """Print which files of ``own/`` are new, as those that a world writes.
 
     What has ended would be computed again in the next run, since any of them may decide it.
     """
-    now = own_files()
-    changed = sorted(str(file) for file, about in now.items() if before.get(file) != about)
-    if changed:
+    if added := before.added():
         print(
-            f"{name}: changed while it ran: {', '.join(changed[:5])}. What is in {OWN}/ decides "
+            f"{name}: new while it ran: {', '.join(added[:SHOWN])}. What is in {OWN}/ decides "
             "results, so the next run computes them again: write such files elsewhere, as to /tmp",
             file=sys.stderr,
         )

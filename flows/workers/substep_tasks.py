@@ -15,6 +15,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed
 
 from flows.runs import ledger_mirror
+from flows.workers.own_files import OwnFiles
 from tasks.ledger.artifacts import Record
 from tasks.ledger.substeps import Ledger, Work
 
@@ -25,6 +26,7 @@ CACHED = "Cached"  # Prefect's name for the end of a task run that had nothing t
 def opened() -> Iterator[Ledger]:
     """Yield a run's ledger, as ``ledger_mirror.opened``; a flow run shows its sub-steps."""
     with ledger_mirror.opened() as ledger:
+        ledger.check = OwnFiles().check
         if FlowRunContext.get():
             ledger.run_sub_step = run_as_task
         yield ledger

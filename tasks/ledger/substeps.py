@@ -141,6 +141,7 @@ def _found_or_made(
     """Return the record that the ledger has, or that of what ``verb`` makes now."""
     identities = step.identities(verb, inputs)
     folder = step._place(verb, identities)
+    step.ledger.check()
     if reused_record := step.ledger.find(folder):
         return SubStepResult(reused_record, found=True)
     files = {}
@@ -153,6 +154,7 @@ def _found_or_made(
     partial = _empty(folder.with_name(f".{folder.name}.partial"))
     began = time.time()
     result = verb(replace(step, out=partial), inputs, **others)
+    step.ledger.check()
     about = {"verb": verb.__name__, "key": keys.key_of(identities), "step": step.facts()}
     record = {**about, **made_of, "duration": time.time() - began, **result}
     return SubStepResult(step.ledger.finish(partial, folder, record), found=False)
@@ -185,12 +187,14 @@ class Ledger:
 
     ``used`` has the folders found or finished so far; ``reused`` has the names of the found ones
     by the folder of their stage. ``run_sub_step`` is how each sub-step is called; it must call it
-    once and return its record.
+    once and return its record. ``check`` raises an error where what runs is no longer what the keys
+    of sub-steps are made from; nothing is found or kept then.
     """
 
     def __init__(self, mirror: Mirror | None = None) -> None:
         self.mirrors = [mirror] if mirror else []
         self.run_sub_step: RunSubStep = run_unseen
+        self.check: Callable[[], None] = lambda: None
         self.used: set[Path] = set()
         self.reused: dict[Path, set[str]] = {}
         self.explained: set[Path] = set()  # folders of stages whose first new sub-step was logged

@@ -75,6 +75,10 @@ class UnreachableError(Exception):
     """The server cannot be reached now."""
 
 
+class ServiceError(UnreachableError):
+    """A service answered with an error of HTTP: it refuses, is busy or has failed."""
+
+
 class UnusableError(Exception):
     """The server answers, and what it answers cannot be used."""
 
@@ -142,9 +146,20 @@ class _Held:
     closing: asyncio.Event
 
 
+@dataclass(eq=False)
+class _UnderWay:
+    """A call that a server works on; ``shared``: beside others."""
+
+    shared: bool = False
+
+
 @dataclass
 class Connection:
-    """One server, connected to when a call needs it."""
+    """One server, connected to when a call needs it.
+
+    A server that goes away or is slow may be so because of another call that it worked on. Such a
+    call is repeated by itself, so that outcomes do not depend on what ran beside it.
+    """
 
     name: str
     server: McpServer
@@ -154,6 +169,9 @@ class Connection:
     _held: _Held | None = None
     _starting: asyncio.Task[_Held] | None = None
     _checks: set[asyncio.Task[None]] = field(default_factory=set)
+    _under_way: set[_UnderWay] = field(default_factory=set)
+    _repeating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _ended_one: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def open(self) -> None:
         """Connect for the first time. Raises ValueError with what went wrong and the remedy."""
@@ -193,6 +211,41 @@ class Connection:
 
     async def call(self, tool: str, values: dict[str, Any]) -> Observation:
         """Call a tool of the server. Raises nothing: what went wrong is the outcome."""
+        async with self._beside_others() as under_way:
+            seen, unclear = await self._tried(tool, values)
+        if unclear and under_way.shared:
+            async with self._by_itself():
+                seen, _ = await self._tried(tool, values)
+        return seen
+
+    @asynccontextmanager
+    async def _beside_others(self) -> AsyncIterator[_UnderWay]:
+        """Note that a call is under way."""
+        async with self._repeating:
+            pass
+        mine = _UnderWay(shared=bool(self._under_way))
+        for other in self._under_way:
+            other.shared = True
+        self._under_way.add(mine)
+        try:
+            yield mine
+        finally:
+            self._under_way.discard(mine)
+            self._ended_one.set()
+
+    @asynccontextmanager
+    async def _by_itself(self) -> AsyncIterator[None]:
+        """Wait until no call is under way, and let none begin."""
+        async with self._repeating:
+            while self._under_way:
+                self._ended_one.clear()
+                await self._ended_one.wait()
+            # A server that still works on what has timed out is ended.
+            await asyncio.gather(*self._checks, return_exceptions=True)
+            yield
+
+    async def _tried(self, tool: str, values: dict[str, Any]) -> tuple[Observation, bool]:
+        """Return what a call gave, and whether the server failed while it worked on it."""
         sent, ended = False, 0  # how often the server went away in this call
         try:
             async with asyncio.timeout(self.seconds):
@@ -204,26 +257,30 @@ class Connection:
                         held = await self._standing()
                         self._check_unchanged(held, tool)
                         sent = True
-                        return _observation(await _sent(held, tool, values))
+                        return _observation(await _sent(held, tool, values)), False
                     except UnreachableError as error:
                         reason = str(error)
-                        ended += sent
+                        ended += sent and not isinstance(error, ServiceError)
                 if ended >= FAILURES_TO_BLAME:
-                    return Observation(Outcome.KILLED, f"{self.name} ended: {reason}")
-                return self._unavailable(reason)
-        except ChangedError as error:
-            return Observation(Outcome.TOOLS_CHANGED, str(error))
+                    return Observation(Outcome.KILLED, f"{self.name} ended: {reason}"), True
+                return self._unavailable(reason), ended > 0
         except TimeoutError:
             if not sent:
-                return self._unavailable("it did not come back in time")
+                return self._unavailable("it did not come back in time"), False
             self._check_soon()
-            return Observation(Outcome.TIMEOUT, "")
-        except Exception as error:  # of the server, or an answer that the library cannot read
-            if isinstance(error, MCPError) and not _is_unread(error):
-                return Observation(Outcome.ERROR, error.message)
-            words = shown(str(error), secrets_of([self.server]))[:SHOWN]
-            logger.info("server %s, tool %s: %s", self.name, plain_name(tool), words)
-            return Observation(Outcome.ERROR, f"{self.name} gave an answer that cannot be read")
+            return Observation(Outcome.TIMEOUT, ""), True
+        except Exception as error:
+            return self._failed(tool, error), False
+
+    def _failed(self, tool: str, error: Exception) -> Observation:
+        """Return what an error of the server means, or of an answer that cannot be read."""
+        if isinstance(error, ChangedError):
+            return Observation(Outcome.TOOLS_CHANGED, str(error))
+        if isinstance(error, MCPError) and not _is_unread(error):
+            return Observation(Outcome.ERROR, error.message)
+        words = shown(str(error), secrets_of([self.server]))[:SHOWN]
+        logger.info("server %s, tool %s: %s", self.name, plain_name(tool), words)
+        return Observation(Outcome.ERROR, f"{self.name} gave an answer that cannot be read")
 
     def _unavailable(self, reason: str) -> Observation:
         return Observation(Outcome.UNAVAILABLE, f"{self.name} is not available: {reason}")
@@ -452,10 +509,12 @@ async def _sent(held: _Held, tool: str, values: dict[str, Any]) -> CallToolResul
             raise UnreachableError(_why_ended(held.task) or "it went away")
         return answer.result()
     except MCPError as error:
-        if error.code in _GONE or error.message == _HTTP_ERROR:
+        refused = error.message == _HTTP_ERROR
+        if error.code in _GONE or refused:
             held.closing.set()
             await asyncio.wait({held.task}, timeout=PATIENCE)  # as the next attempt would
-            raise UnreachableError(_why_ended(held.task) or error.message) from error
+            kind = ServiceError if refused else UnreachableError
+            raise kind(_why_ended(held.task) or error.message) from error
         raise
     finally:
         answer.cancel()

@@ -12,7 +12,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.runtime import flow_run
 from prefect.states import Pending
 
-from flows.workers import stage
+from flows.workers import stage, substep_tasks
 from tasks.engines.vllm import kind as vllm
 from tests import toy_project as toy
 
@@ -176,7 +176,32 @@ def test_a_file_of_ones_own_that_changes_meanwhile_is_named(reported, capsys):
 
     assert stage.run(writing, "toy") == 0
     said = capsys.readouterr().err
-    assert "first toy: changed while it ran: own/episodes.log. What is in own/ decides" in said
+    assert "first toy: new while it ran: own/episodes.log. What is in own/ decides" in said
+
+
+def test_a_file_of_ones_own_that_is_edited_meanwhile_ends_the_stage(reported, capsys):
+    """No sub-step is kept under the key of code that it did not run, and DVC notes nothing."""
+    Path("own").mkdir(exist_ok=True)
+    Path("own/world.py").write_text("a = 1\n")
+    kept = []
+
+    @flow(name="first")
+    def edited(recipe: str) -> None:
+        with substep_tasks.opened() as ledger:
+            for text in ("a = 1\n", "a = 2\n"):
+                Path("own/world.py").write_text(text)
+                ledger.check()
+                kept.append(text)
+
+    assert stage.run(edited, "toy") == 1
+    assert "first toy: own/world.py changed while it ran" in capsys.readouterr().err
+    assert kept == ["a = 1\n"]
+
+    @flow(name="first")
+    def edited_last(recipe: str) -> None:
+        Path("own/world.py").write_text("a = 3\n")
+
+    assert stage.run(edited_last, "toy") == 1
 
 
 def test_unexpected_error_keeps_its_traceback(reported):

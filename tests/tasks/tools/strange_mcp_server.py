@@ -1,7 +1,7 @@
 """An MCP server without the library, which starts at once.
 
 It has some tools of mcp_server.py, and ``strange``, which answers in the ``way`` that a call asks
-for. Calls are answered side by side.
+for. Calls are answered side by side, or with DEMO_SERIAL one after the other.
 """
 
 import json
@@ -130,9 +130,18 @@ def reply(message):
         sys.stdout.flush()
 
 
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get("params", {}).get("name") == "stuck":
-        time.sleep(600)  # and read nothing more
-    if "id" in message:
-        Thread(target=reply, args=(message,), daemon=True).start()
+def serve():
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message.get("params", {}).get("name") == "stuck":
+            time.sleep(600)  # and read nothing more
+        if "id" not in message:
+            continue
+        if "DEMO_SERIAL" in os.environ:
+            reply(message)
+        else:
+            Thread(target=reply, args=(message,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,5 +1,6 @@
 """Tools of real MCP servers, by standard input and by HTTP, killed and started again."""
 
+import http.server
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from tasks.tools.schema import with_values
 from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import RESULT, Call, Question
 from tests.tasks.rollouts.test_hostile_worlds import play
+from tests.tasks.tools import strange_mcp_server
 from tests.tasks.tools.web_server import Reply, serving
 from tests.waiting import LONGEST
 
@@ -51,6 +53,34 @@ def settings(servers, **others):
 
 def call(tool, **values):
     return Call(tool, "", values)
+
+
+@contextmanager
+def refusing_service(status):
+    """A service that lists its tools, and answers every call with an error of HTTP."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            refused = asked["method"] == "tools/call"
+            body = b"" if refused else strange_mcp_server.answered(asked)
+            told = b'{"jsonrpc": "2.0", "id": %d, "result": %b}' % (
+                asked.get("id", 0),
+                body or b"{}",
+            )
+            self.send_response(status if refused else 200 if "id" in asked else 202)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/mcp"
+        server.shutdown()
 
 
 def answers(tool, *calls):
@@ -197,6 +227,26 @@ def test_server_ends_when_the_trainer_is_killed(tmp_path, monkeypatch):
     trainer.wait()
     trainer.stdout.close()
     assert all(map(ended, [process, *below]))
+
+
+def test_outcomes_do_not_depend_on_other_calls(monkeypatch):
+    """A call that ends the server, and a server that does one call after the other."""
+    beside = [call("slow", seconds=0.3), call("strange", way="dies"), call("slow", seconds=0.3)]
+    with TOOL.open(settings({"demo": QUICK}, seconds=20.0), HERE) as tool:
+        found = [outcome for outcome, _ in answers(tool, *beside)]
+    assert found == [Outcome.OK, Outcome.KILLED, Outcome.OK]
+    monkeypatch.setenv("DEMO_SERIAL", "1")
+    serial = QUICK | {"environment": ["DEMO_SERIAL"]}
+    waiting = [call("slow", seconds=seconds) for seconds in (0.5, 0.5, 0.5, 2.0)]
+    with TOOL.open(settings({"demo": serial}, seconds=1.2), HERE) as tool:
+        found = [outcome for outcome, _ in answers(tool, *waiting)]
+    assert found == [*[Outcome.OK] * 3, Outcome.TIMEOUT]
+
+
+@pytest.mark.parametrize("status", [401, 429, 503])
+def test_service_that_refuses_is_not_the_agents_doing(status):
+    with refusing_service(status) as url, TOOL.open(settings({"demo": {"url": url}}), HERE) as tool:
+        assert answers(tool, call("add", a=1, b=2))[0][0] == Outcome.UNAVAILABLE
 
 
 def test_service_that_dies_is_unavailable_until_it_is_back(services):
