@@ -47,13 +47,54 @@ def messages_of(given: Any) -> tuple[ChatMessage, ...]:
         messages.append(message)
     if messages[-1].role == "assistant":
         raise RefusedError("messages: the last one is the assistant's; there is nothing to answer")
-    return tuple(messages)
+    return tuple(_in_order_of_calls(messages))
+
+
+def _in_order_of_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages with the results after a turn in the order of the calls that they answer.
+
+    An agent sends the results of parallel calls as they get ready, and a chat template writes them
+    without ids. Raises RefusedError for a result of no call, a second one, and one that is missing
+    where others are there. Calls without ids stay as they are.
+    """
+    ordered: list[ChatMessage] = []
+    start = 0
+    while start < len(messages):
+        end = start + 1
+        while end < len(messages) and messages[end].role == "tool":
+            end += 1
+        turn, results = messages[start], messages[start + 1 : end]
+        places = {call.id: place for place, call in enumerate(turn.calls)}
+        if results and turn.calls and len(places) == len(turn.calls) and "" not in places:
+            _check_results([*places], results, start + 1)
+            results = sorted(results, key=lambda result: places[result.call_id])
+        ordered += [turn, *results]
+        start = end
+    return ordered
+
+
+def _check_results(calls: Sequence[str], results: Sequence[ChatMessage], first: int) -> None:
+    """Raise RefusedError unless there is one result for each call; ``first``: their place."""
+    for index, result in enumerate(results, first):
+        if result.call_id not in calls:
+            raise RefusedError(
+                f"messages[{index}].tool_call_id is {result.call_id!r}: it names no call of the "
+                f"turn before, which has {', '.join(calls)}"
+            )
+    answered = [result.call_id for result in results]
+    if missing := [call for call in calls if call not in answered]:
+        raise RefusedError(f"messages[{first}]: there is no result of the call {missing[0]}")
+    if len(answered) > len(calls):
+        raise RefusedError(f"messages[{first}]: a call has two results: {', '.join(answered)}")
 
 
 def _message(given: Any, where: str, names: Mapping[str, str]) -> ChatMessage:
     if not isinstance(given, dict):
         raise RefusedError(f"{where}: write an object with role and content")
-    role = ROLES.get(given.get("role", ""), given.get("role"))
+    role = given.get("role")
+    role = ROLES.get(role, role) if isinstance(role, str) else role
+    if given.get("function_call"):
+        raise RefusedError(f"{where}.function_call: write tool_calls, and results with their ids")
     if role not in KNOWN:
         raise RefusedError(f"{where}.role is {role!r}: choose one of {', '.join(KNOWN)}")
     calls = _calls(given.get("tool_calls") or [], where) if role == "assistant" else ()
