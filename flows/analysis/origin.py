@@ -90,5 +90,11 @@ def _of_card(file: Path | str | None, where: str) -> tuple[str | None, str]:
     """Return the licence that a model's card states, and where; None where it states none."""
     if file is None or not Path(file).is_file():
         return None, ""
-    license = ModelCard.load(file, ignore_metadata_errors=True).data.get("license")
-    return (str(license), f"`license` {where}") if license else (None, "")
+    try:
+        license = ModelCard.load(file, ignore_metadata_errors=True).data.get("license")
+    except Exception as error:  # of a header that is no YAML, or a text that is no UTF-8
+        print(f"{file}: its header cannot be read ({type(error).__name__}), so no licence is known")
+        return None, ""
+    several = license if isinstance(license, list) else [license]
+    told = [each for each in several if isinstance(each, str) and each.strip()]
+    return (", ".join(told), f"`license` {where}") if told else (None, "")

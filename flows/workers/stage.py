@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 import time
+import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +96,19 @@ def explained(error: Exception, recipe: str) -> str | None:
         return message
     if isinstance(error, OSError) and error.errno is None:  # a sentence, as of a policy's files
         return " ".join(str(error).split())
+    if place := _place_in_own(error):  # as of a dialect, which runs in this process
+        return f"{place}: {type(error).__name__}: {error}"
     return str(error) if isinstance(error, ValueError | RuntimeError) else None
+
+
+def _place_in_own(error: Exception) -> str:
+    """Return file, line and function of a user's code that has raised an error, or ""."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = OWN.resolve()
+    for frame in reversed(frames):
+        if (file := Path(frame.filename)).is_relative_to(own):
+            return f"{file.relative_to(own.parent)}, line {frame.lineno}, in {frame.name}"
+    return ""
 
 
 def run_tags() -> dict[str, str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SERVERS = "BEAMLINE_SERVERS"  # environment variable: addresses of servers that sample, by commas
@@ -28,21 +29,43 @@ def is_loopback(url: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def check_endpoint(url: str) -> str:
-    """Return the address of a server, for a setting. Raises ValueError for one that cannot be."""
+def _parsed(url: str) -> SplitResult:
+    """Return the parts of a server's address. Raises ValueError for what is none."""
+    shown = url.rpartition("@")[2]  # without a password
     try:
         parsed = urlsplit(url)
         host, _ = parsed.hostname or "", parsed.port
-    except ValueError as error:
-        raise ValueError(f"'{url}' is no address ({error}): write https://host/path") from None
+    except ValueError:
+        raise ValueError(f"'{shown}' is no address: write https://host:port/path") from None
     if parsed.scheme not in ("http", "https") or not _HOST.fullmatch(host):
-        raise ValueError(f"'{url}' is no address of a web server: write https://host/path")
+        raise ValueError(f"'{shown}' is no address of a web server: write https://host/path")
+    return parsed
+
+
+def check_endpoint(url: str) -> str:
+    """Return the address of a server, for a setting. Raises ValueError for one that cannot be."""
+    parsed = _parsed(url)
+    host = parsed.hostname
     if "@" in parsed.netloc or parsed.query or parsed.fragment:
         raise ValueError(
             f"the address of {host} has a password, a query or a fragment: leave them out, "
             "and name the environment variable with the key in key_variable"
         )
     return url
+
+
+def check_servers(urls: Sequence[str]) -> None:
+    """Raise ValueError for what is no address of a server that samples, or names one twice."""
+    places: set[str] = set()
+    for url in urls:
+        parsed = _parsed(url)
+        if parsed.query or parsed.fragment:
+            raise ValueError(f"'{parsed.hostname}' has a query or a fragment: leave it out")
+        port = parsed.port or {"http": 80, "https": 443}[parsed.scheme]
+        place = f"{parsed.scheme}://{parsed.hostname}:{port}{parsed.path.rstrip('/')}"
+        if place in places:
+            raise ValueError(f"names the server {place} twice: name each once")
+        places.add(place)
 
 
 def check_key_travels_safely(url: str, key_variable: str | None) -> None:
@@ -79,11 +102,8 @@ def read_key(section: str, variable: str | None) -> str:
 def servers_here() -> tuple[str, ...]:
     """Return the servers that this environment names; () where it names none. Raises ValueError."""
     named = tuple(filter(None, map(str.strip, os.environ.get(SERVERS, "").split(","))))
-    if wrong := [one for one in named if not one.startswith(("http://", "https://"))]:
-        raise ValueError(
-            f"{SERVERS}: '{wrong[0]}' is no address: write http://host:port, and commas between "
-            "several"
-        )
-    if len(set(named)) < len(named):
-        raise ValueError(f"{SERVERS} names a server twice: name each once")
+    try:
+        check_servers(named)
+    except ValueError as error:
+        raise ValueError(f"{SERVERS}: {error}; commas stand between several") from None
     return named

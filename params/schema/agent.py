@@ -15,10 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from params.schema.addresses import servers_here
+from params.schema.addresses import check_servers, servers_here
 from params.schema.base import Frozen, Machine, NonNegative, Positive, PositiveFloat
 
-Address = Annotated[str, Field(pattern="^https?://")]
 Sections = dict[str, SerializeAsAny[Frozen]]  # name -> settings
 
 
@@ -77,15 +76,17 @@ class EngineSettings(Frozen):
     # and values.
     memory: Annotated[PositiveFloat, Field(exclude=True)]
     # Addresses of servers of that kind; []: sample on this machine.
-    servers: Annotated[tuple[Address, ...], Field(exclude=True)] = ()
+    servers: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     # Groups of questions that vLLM or servers sample independently, so that none waits for the
     # tools of another one. With 1, all questions go on in common rounds.
     lanes: Annotated[Positive, Field(exclude=True)] = 1
 
     @model_validator(mode="after")
     def _servers_are_named_once(self) -> EngineSettings:
-        if len(set(self.servers)) < len(self.servers):
-            raise ValueError("servers names one of them twice: name each once")
+        try:
+            check_servers(self.servers)
+        except ValueError as error:
+            raise ValueError(f"servers: {error}") from None
         return self
 
     @model_serializer(mode="wrap")

@@ -418,10 +418,13 @@ FAULTS = [
     ({"tools__search": {**SEARCH, "engine": "a"}}, ["unknown key 'tools.search.engine'"]),
     ({"tools__search": edited(SEARCH, {"b": REMOVED})}, ["missing key 'tools.search.b'"]),
     # engine
-    ({"engine__kind": "vllm", "engine__servers": ["gpu:8000"]}, ["'engine.servers", "'gpu:8000'"]),
     (
-        {"engine__servers": ["http://gpu:8000"] * 2},
-        ["'engine': servers names one of them twice"],
+        {"engine__kind": "vllm", "engine__servers": ["gpu:8000"]},
+        ["'engine': servers: ", "'gpu:8000'"],
+    ),
+    (
+        {"engine__servers": ["http://gpu:8000", "http://GPU:8000/"]},
+        ["'engine': servers: names the server http://gpu:8000 twice"],
     ),
     ({"engine__memory": 0}, ["'engine.memory' = 0"]),
     ({"engine__lanes": 0}, ["'engine.lanes' = 0"]),

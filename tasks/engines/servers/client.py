@@ -413,8 +413,9 @@ class EngineServer:
                 if not reused:
                     self.connections.own = bounded_http.connect(self.address)
                 together = {**self.headers, **headers}
+                whole = self.address.path.rstrip("/") + path  # a proxy may have several servers
                 return bounded_http.ask(
-                    self.connections.own, method, path, content, together, ends, limit
+                    self.connections.own, method, whole, content, together, ends, limit
                 )
             except (OSError, http.client.HTTPException, UnicodeError) as error:
                 if hasattr(self.connections, "own"):

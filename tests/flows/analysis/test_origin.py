@@ -52,6 +52,23 @@ def test_what_nobody_says_is_left_out(package):
     assert origin_of({"kind": "tiny"}).described == "random weights"
 
 
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        (b"---\nlicense: mit\ntags: [a, b\n---\n", None),
+        (b"---\nlicense: mit\n---\ncaf\xe9\n", None),
+        (b"---\nhello\n---\n", None),
+        (b"---\nlicense: {a: 1}\n---\n", None),
+        (b"---\nlicense:\n- mit\n- apache-2.0\n---\n", "mit, apache-2.0"),
+    ],
+)
+def test_a_card_that_cannot_be_read_stops_no_export(card, license, tmp_path, capsys):
+    (tmp_path / "README.md").write_bytes(card)
+    policy = {**POLICY, "name": str(tmp_path), "revision": None}
+    assert origin_of(policy).license == license
+    assert (license is None) == ("README.md" in capsys.readouterr().out or b"{a" in card)
+
+
 def test_a_folder_says_it_in_its_card(tmp_path):
     policy = {**POLICY, "name": str(tmp_path), "revision": None}
     assert origin_of(policy).license is None

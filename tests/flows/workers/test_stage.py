@@ -204,6 +204,23 @@ def test_a_file_of_ones_own_that_is_edited_meanwhile_ends_the_stage(reported, ca
     assert stage.run(edited_last, "toy") == 1
 
 
+@pytest.mark.parametrize("raised", ["int('hello')", "{}['hello']"])
+def test_an_error_of_ones_own_code_is_named_with_its_place(reported, capsys, raised):
+    Path("own").mkdir(exist_ok=True)
+    Path("own/speech.py").write_text(f"def read(text):\n    return {raised}\n")
+    code = compile(Path("own/speech.py").read_text(), Path("own/speech.py").resolve(), "exec")
+    exec(code, module := {})
+
+    @flow(name="first")
+    def reading(recipe: str) -> None:
+        module["read"]("hello")
+
+    assert stage.run(reading, "toy") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("first toy: own/speech.py, line 2, in read: ")
+    assert "hello" in said
+
+
 def test_unexpected_error_keeps_its_traceback(reported):
     @flow
     def failing(recipe: str) -> None:

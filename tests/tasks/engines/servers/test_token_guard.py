@@ -1,9 +1,11 @@
 """The guard before a real HTTP server, and the client that has to pass it."""
 
 import http.client
+import http.server
 import json
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,6 +130,28 @@ def test_run_gives_its_token(port, served, monkeypatch):
         monkeypatch.setenv(token_guard.TOKEN, token)
         with pytest.raises(ValueError, match=f"refuses this run: set {token_guard.TOKEN}"):
             EngineServer(f"http://127.0.0.1:{port}", "vllm").load(Path("folder"), "version")
+
+
+def test_a_server_below_a_path_is_asked_there():
+    """As behind a proxy that leads to several ones."""
+    asked = []
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(self.path)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        server = EngineServer(f"http://127.0.0.1:{proxy.server_address[1]}/gpu1/", "vllm")
+        server._post("/resume")
+        proxy.shutdown()
+    assert asked == ["/gpu1/resume"]
 
 
 def test_password_in_the_recipe_is_refused_and_not_shown():
