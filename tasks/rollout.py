@@ -5,6 +5,7 @@ Several policies may share a rollout: each but the last one leaves a part of it.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -62,6 +63,12 @@ class RolloutInputs:
     turns: int | None = None  # most turns of a path in this part; None: it grows to its end
     again: tuple[str, ...] = ()  # outcomes whose trajectories are sampled once more, in their place
     chosen: tuple[str, ...] | None = None  # ids of the questions, where a curriculum decides
+    told: str = ""  # what the agent is told of its tools; a server may change that between starts
+
+
+def told_of(environment: OpenEnvironment) -> str:
+    """Return what an agent is told of its tools, as one text."""
+    return json.dumps([vars(spec) for spec in environment.specs], sort_keys=True, default=str)
 
 
 @substeps.recorded

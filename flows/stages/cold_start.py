@@ -27,7 +27,7 @@ from tasks.ledger import artifacts, keys
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.ledger.substeps import SubStep
 from tasks.policy import champion
-from tasks.rollout import RolloutInputs, rollout
+from tasks.rollout import RolloutInputs, rollout, told_of
 
 
 @flow(name="cold_start")
@@ -155,6 +155,7 @@ def _labelled(
             budget=ALONE,
             agent=agent,
             corpus=Artifact.at(folders.corpus),
+            told=told_of(environment),
         ),
         environment=environment,
     )

@@ -30,7 +30,7 @@ from tasks.questions import choice
 from tasks.questions.sampled import Sampled
 from tasks.questions.sources import source_files
 from tasks.recipes.opening import open_recipe
-from tasks.rollout import RolloutInputs, rollout
+from tasks.rollout import RolloutInputs, rollout, told_of
 from tasks.select_traces import SelectInputs, fetch_teacher, rewriting_fault, select_traces
 from tasks.tools import recording
 from tasks.tools.recording import CALLS, Origin
@@ -224,6 +224,7 @@ def roll_out(sampling: Sampling, step: SubStep) -> list[Record]:
             top_p=expert.top_p,
             agent=sampling.agent,
             corpus=sampling.corpus,
+            told=told_of(sampling.environment),
         )
         records.append(
             rollout(

@@ -17,7 +17,7 @@ from tasks.reward import RewardInputs, reward
 from tasks.rewards import judging, reward_parts
 from tasks.rewards.judging import OpenPolicy
 from tasks.rewards.scoring import Reader
-from tasks.rollout import RolloutInputs, rollout
+from tasks.rollout import RolloutInputs, rollout, told_of
 from tasks.trees.outcomes import INFRASTRUCTURE
 
 
@@ -64,6 +64,7 @@ def answer(
         agent=recipes.agent_of(recipe),
         corpus=exam.corpus,
         again=INFRASTRUCTURE,
+        told=told_of(exam.environment),
     )
     rolled_out = rollout(step, inputs, environment=exam.environment, advance=advance)
     scoring = RewardInputs(

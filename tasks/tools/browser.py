@@ -37,6 +37,7 @@ from tasks.tools.web_client import (
     RequestBudget,
     WaitBudget,
     WebError,
+    check_admitted,
     check_not_moved,
     exchange,
     key_faults,
@@ -270,6 +271,7 @@ async def _ask_model(reading: _Reading, model: Condenser, body: dict[str, Any]) 
     async with reading.fetcher.turns:
         answer = await exchange(reading.client, request, host, seconds, ANSWER_BYTES)
     check_not_moved(request, answer, f"{PLACE}.url")
+    check_admitted(request, answer, PLACE, model.key_variable)
     try:
         text = json.loads(answer.body)["choices"][0]["message"]["content"]
     except (ValueError, RecursionError, LookupError, TypeError):

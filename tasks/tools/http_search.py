@@ -29,6 +29,7 @@ from tasks.tools.web_client import (
     RequestBudget,
     WaitBudget,
     WebError,
+    check_admitted,
     check_not_moved,
     exchange,
     key_faults,
@@ -41,6 +42,7 @@ from tasks.trees.outcomes import Outcome
 from tasks.trees.tree import Call, Observation, ToolSpec
 from tasks.trees.words import safe
 
+PLACE = "tools.http_search"  # in a recipe
 ANSWER_BYTES = 2**20  # of one answer, at most
 QUERY_REFUSED = (400, 413, 414, 422)  # statuses that say that the query is at fault
 FIELD_CHARACTERS = 4000  # of one text in an answer that are kept, at most
@@ -98,9 +100,9 @@ def open_search(settings: HttpSearch, opening: Opening) -> Iterator[OpenTool]:
     Outcomes: OK; NO_RESULTS; EMPTY_QUERY; QUERY_TOO_LONG; BAD_ARGUMENTS (the server refuses the
     query); UNAVAILABLE (after all retries, or after a request without an answer in time, or the
     answer is not Serper's JSON); OVER_BUDGET.
-    Raises ValueError where the key is missing.
+    Raises ValueError where the key is missing; queries raise SettingError where it is refused.
     """
-    key = read_key("tools.http_search", settings.key_variable)
+    key = read_key(PLACE, settings.key_variable)
     limits = httpx.Limits(max_connections=settings.concurrency)
     client = httpx.AsyncClient(
         limits=limits,
@@ -151,7 +153,8 @@ async def _ask(searching: _Searching, query: str) -> dict[str, list[dict[str, st
     async with searching.turns:
         searching.budget.spend()
         answer = await exchange(client, request, host, settings.seconds, ANSWER_BYTES)
-    check_not_moved(request, answer, "tools.http_search.url")
+    check_not_moved(request, answer, f"{PLACE}.url")
+    check_admitted(request, answer, PLACE, settings.key_variable)
     if answer.status != 200:
         reason = f"{host} answered with the status {answer.status}"
         refused = answer.status in QUERY_REFUSED
@@ -213,7 +216,7 @@ def _line(title: str, link: str, text: str, settings: HttpSearch) -> str:
 
 def faults(settings: HttpSearch, source: str) -> list[str]:
     """Return why the search cannot work on this machine."""
-    return key_faults("tools.http_search", settings.key_variable)
+    return key_faults(PLACE, settings.key_variable)
 
 
 TOOL = ToolKind(HttpSearch, open_search, faults, repeatable=False)

@@ -51,6 +51,10 @@ class WebError(Exception):
         return Observation(self.outcome, self.reason)
 
 
+class SettingError(RuntimeError):
+    """A service of the recipe answers what no agent can cause: a setting or a key is wrong."""
+
+
 class NoConnectionError(WebError):
     """No connection could be made to an address."""
 
@@ -117,6 +121,28 @@ async def exchange(
         reason = f"{host} answered with the status {response.status_code}"
         raise WebError(Outcome.UNAVAILABLE, reason, _retry_after(response.headers))
     return WebAnswer(response.status_code, response.headers, body)
+
+
+def check_admitted(
+    request: httpx.Request, answer: WebAnswer, section: str, key_variable: str | None
+) -> None:
+    """Raise SettingError where a service of the recipe lets nobody in, whatever is asked.
+
+    Such answers would otherwise leave out every trajectory that asks it, and training would go on
+    with those that do not. ``section``: where the recipe has its url and key_variable.
+    """
+    key = f"the key in the environment variable {key_variable}" if key_variable else "no key"
+    remedies = {
+        401: f"it does not know {key}: set {section}.key_variable to one with a valid key",
+        402: f"the account of {key} has no credit left: top it up",
+        403: f"it refuses {key}: set {section}.key_variable to one with a key that may ask",
+        404: f"nothing is there: correct {section}.url",
+    }
+    if answer.status in remedies:
+        raise SettingError(
+            f"{request.url.host} answered with the status {answer.status}: "
+            f"{remedies[answer.status]}; what was answered before is kept"
+        )
 
 
 def check_not_moved(request: httpx.Request, answer: WebAnswer, setting: str) -> None:
@@ -196,15 +222,19 @@ async def side_by_side(
 ) -> list[Observation]:
     """Return ``work`` of each item, done concurrently; an error becomes its observation.
 
-    Servers and pages are hostile: what they make a library raise must not end the run.
+    Servers and pages are hostile: what they make a library raise must not end the run. Raises
+    SettingError where the recipe's own service can answer nothing.
     """
     observations: list[Observation | None] = [None] * len(inputs)
+    refusals: list[SettingError] = []
 
     async def one(index: int, item: Asked) -> None:
         try:
             observations[index] = await work(item)
         except WebError as fault:
             observations[index] = fault.observation
+        except SettingError as error:
+            refusals.append(error)
         except Exception as error:
             reason = f"the answer cannot be read ({type(error).__name__})"
             observations[index] = Observation(Outcome.UNAVAILABLE, reason)
@@ -212,6 +242,8 @@ async def side_by_side(
     async with anyio.create_task_group() as group:
         for index, item in enumerate(inputs):
             group.start_soon(one, index, item)
+    if refusals:
+        raise refusals[0]
     return [observation for observation in observations if observation is not None]
 
 

@@ -17,7 +17,7 @@ from tasks.learning.replay import ScoredTrees
 from tasks.ledger import artifacts
 from tasks.ledger.artifacts import Artifact, Record
 from tasks.reward import RewardInputs
-from tasks.rollout import RolloutInputs
+from tasks.rollout import RolloutInputs, told_of
 from tasks.training.agents import Agents
 from tasks.training.iteration import Iteration
 from tasks.training.setup import Training
@@ -44,6 +44,7 @@ def rollout_inputs(
         budget=recipe.reinforce.rollout,
         agent=recipes.agent_of(recipe),
         corpus=training.corpus,
+        told=told_of(training.environment),
     )
 
 

@@ -373,9 +373,10 @@ def test_the_choices_of_a_row_are_part_of_the_key(arguments):
             {"branching": "marks"},
             {"marks": Marks(kind="tool_call")},
             {"budget": BUDGET.model_copy(update={"marks_per_rollout": 2})},
+            {"told": '[{"name": "add", "description": "in other words"}]'},
         )
     }
-    assert len(places) == 9
+    assert len(places) == 10
 
 
 def test_stored_trees_of_the_iteration_stand_for_what_would_be_sampled(

@@ -96,7 +96,6 @@ def test_busy_server_is_asked_again_when_it_says():
     [
         (Reply(status=500), 3),
         (Reply(status=429, headers={"Retry-After": "3600"}), 1),
-        (Reply(status=403), 1),
         (Reply(status=302, headers={"Location": "http://a.example/"}), 1),
         (Reply(b"<html>"), 1),
         (Reply(b"[" * 200_000), 1),
@@ -114,6 +113,17 @@ def test_bad_answer_is_unavailable_and_not_kept(reply, requests, project):
         assert (seen.outcome, len(s.asked)) == (Outcome.UNAVAILABLE, requests)
         assert "127.0.0.1" in seen.text and KEY not in seen.text
     assert not list(project.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [(401, "a valid key"), (402, "top it up"), (403, "may ask"), (404, "tools.http_search.url")],
+)
+def test_a_wrong_key_or_address_ends_the_run_by_name(status, remedy):
+    with serving(in_turn(Reply(status=status))) as s:
+        with pytest.raises(RuntimeError, match=f"status {status}: .*{remedy}") as caught:
+            ask(s, "soap", "towns")
+        assert KEY not in str(caught.value)
 
 
 def test_redirect_is_named_and_not_followed():
