@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,6 +76,28 @@ class ChatFormat(Protocol):
 
         ``text`` is the turn's without the end token, ``stopped`` why it ended.
         """
+
+
+def split_system(messages: Sequence[ChatMessage]) -> tuple[list[str], list[ChatMessage]]:
+    """Return the contents of the system messages that come first, and all other messages."""
+    first = list(takewhile(lambda message: message.role == "system", messages))
+    return [message.content for message in first], list(messages[len(first) :])
+
+
+def check_system(later: Sequence[ChatMessage], decoded: Callable[[], str]) -> None:
+    """Raise ValueError where a template leaves out a system message that is not the first."""
+    for message in later:
+        if message.role == "system" and not _within(message.content, decoded()):
+            raise ValueError(
+                "it leaves out a system message after the first other one: send it as a message of "
+                "the user"
+            )
+
+
+def _within(part: str, text: str) -> bool:
+    """Return whether a part is in a text, whatever the space and the breaks in them."""
+    plain = ["".join(readable(each).replace(BREAK, "").split()) for each in (part, text)]
+    return plain[0] in plain[1]
 
 
 def unchanged(write: Callable[[Show], list[int]], tokenizer: Any, marks: Markers) -> Tokens:

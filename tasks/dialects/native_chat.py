@@ -6,7 +6,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.dialects.chat_format import ChatMessage, Show, ToolCall, TurnReply, unchanged
+from tasks.dialects.chat_format import (
+    ChatMessage,
+    Show,
+    ToolCall,
+    TurnReply,
+    check_system,
+    split_system,
+    unchanged,
+)
 from tasks.dialects.contract import Tokens, numbered
 from tasks.dialects.json_values import object_of, quoted
 from tasks.dialects.native import NativeDialect
@@ -24,18 +32,19 @@ class NativeChat:
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Tokens:
         dialect = self.dialect
-        told = [dialect.dialogue.system] if dialect.dialogue.system else []
-        told += [message.content for message in messages if message.role == "system"]
-        others = [message for message in messages if message.role != "system"]
+        first, others = split_system(messages)
+        told = [*([dialect.dialogue.system] if dialect.dialogue.system else []), *first]
         system = [ChatMessage("system", "\n\n".join(told))] if told else []
         try:
-            return unchanged(
+            tokens = unchanged(
                 lambda show: dialect._rendered(
                     [self._written(each, show) for each in (*system, *others)], dialect.tools
                 ),
                 dialect.tokenizer,
                 dialect.marks,
             )
+            check_system(others, lambda: dialect.tokenizer.decode(tokens))
+            return tokens
         except Exception as error:  # a chat template raises what it likes
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from tasks.dialects.chat_format import ChatMessage, Show, ToolCall, TurnReply, unchanged
+from tasks.dialects.chat_format import (
+    ChatMessage,
+    Show,
+    ToolCall,
+    TurnReply,
+    check_system,
+    split_system,
+    unchanged,
+)
 from tasks.dialects.contract import Tokens, numbered
 from tasks.dialects.json_values import object_of
 from tasks.dialects.tags import TagsDialect
@@ -33,14 +41,18 @@ class TagsChat:
         self.marks = markers(dialect.tokenizer, talk.tags(dialect.tools))
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Tokens:
+        first, others = split_system(messages)
+
         def write(show: Show) -> list[int]:
-            *before, last = [*self._system(messages, show), *self._in_one(messages, show)]
+            *before, last = [*self._system(first, show), *self._in_one(others, show)]
             begun = last[1] if last[0] == "assistant" else ""
             rendered = before if begun else [*before, last]
             return [*self._rendered(rendered), *encode(self.dialect.tokenizer, begun)]
 
         try:
-            return unchanged(write, self.dialect.tokenizer, self.marks)
+            tokens = unchanged(write, self.dialect.tokenizer, self.marks)
+            check_system(others, lambda: self.dialect.tokenizer.decode(tokens))
+            return tokens
         except Exception as error:  # a chat template raises what it likes
             raise ValueError(f"the chat template refuses the messages: {error}") from error
 
@@ -100,7 +112,9 @@ class TagsChat:
             return list(encode(self.dialect.tokenizer, rest))
 
         try:
-            return unchanged(write, self.dialect.tokenizer, self.marks)
+            tokens = unchanged(write, self.dialect.tokenizer, self.marks)
+            check_system(messages, lambda: self.dialect.tokenizer.decode(tokens))
+            return tokens
         except Exception:  # a chat template raises what it likes: then a new prompt is written
             return None
 
@@ -112,17 +126,16 @@ class TagsChat:
         said = [{"role": role, "content": content} for role, content in pairs]
         return talk.applied(self.dialect.tokenizer, said, self.dialect.dialogue.date)
 
-    def _system(self, messages: Sequence[ChatMessage], show: Show) -> list[tuple[str, str]]:
-        """Return the recipe's own system message and those of a conversation as one."""
+    def _system(self, contents: Sequence[str], show: Show) -> list[tuple[str, str]]:
+        """Return the recipe's own system message and the first ones of a conversation as one."""
         own = [self.dialect.dialogue.system] if self.dialect.dialogue.system else []
-        told = [*own, *(show(each.content) for each in messages if each.role == "system")]
+        told = [*own, *map(show, contents)]
         return [("system", "\n\n".join(told))] if told else []
 
     def _in_one(self, messages: Sequence[ChatMessage], show: Show) -> list[tuple[str, str]]:
         """Return role and content of each message, with all turns and results between in one."""
         pairs: list[tuple[str, str]] = []
-        others = [message for message in messages if message.role != "system"]
-        for agent, some in groupby(others, lambda message: message.role in AGENT):
+        for agent, some in groupby(messages, lambda message: message.role in AGENT):
             if agent:
                 pairs.append(("assistant", "".join(self._text(each, show) for each in some)))
             else:
