@@ -132,6 +132,8 @@ def _prepared(
     short_material, traces, written_traces, long, faults = leave_out_long(
         recipe_material, traces, tokenizer, dialect, inputs, docs, faults
     )
+    for line in unusable.unsayable(written_traces, inputs.dialogue):
+        print(f"prepare: {line}", flush=True)
     # its lengths depend on the tokenizer, which does not depend on it
     lengths = partial(_long_entries, tokenizer, dialect, inputs)
     material, delivery = sources.take_in(settings, inputs.sets, short_material, rules, lengths)
@@ -430,7 +432,7 @@ def leave_out_long(
     rest = [trace for trace in traces if trace.question.id not in ids]
     samples = [sample for trace in rest for sample in samples_of(trace, inputs.dialogue)]
     all_traces = trace_table(samples, dialect)
-    of_traces = unusable.long_traces(samples, all_traces, inputs.dialogue, context)
+    of_traces = unusable.long_traces(samples, all_traces, context)
     faults = [*of_questions, *of_traces.values()]
     if not faults:
         return material, rest, all_traces, [], [*earlier]

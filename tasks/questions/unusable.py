@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,9 +33,7 @@ MOST_FORMS = 1000  # accepted forms of an answer
 LONG_PROMPT = "has a prompt that is too long"
 LONG_ANSWER = "has a gold answer that is too long for a turn"
 FAR_TOO_LONG = "is far too long"
-LONG_TURN = "has a turn of more tokens than an agent may say"
-MANY_CALLS = "has more calls than an agent may make"
-TOO_LONG = (LONG_PROMPT, LONG_ANSWER, LONG_TRACE, LONG_TURN, MANY_CALLS, FAR_TOO_LONG)
+TOO_LONG = (LONG_PROMPT, LONG_ANSWER, LONG_TRACE, FAR_TOO_LONG)
 
 
 def leave_out(faults: Sequence[Fault], docs: Path, earlier: Sequence[Fault] = ()) -> list[Dropped]:
@@ -235,33 +233,48 @@ def _may_be_long(question: Question, room: int) -> bool:
 
 
 def long_traces(
-    samples: Sequence[TrainingSample], table: TraceTable, dialogue: Dialogue, context: int
+    samples: Sequence[TrainingSample], table: TraceTable, context: int
 ) -> dict[int, Fault]:
-    """Return a fault for each trace that no agent could say, by the trace's ``id``.
-
-    It has more tokens than the context, a longer turn, or more calls than an agent may make.
-    """
-    measured = {
-        LONG_TRACE: ("prepare.policy.context", context, table.longest),
-        LONG_TURN: ("dialogue.turn_tokens", dialogue.turn_tokens, table.longest_turns),
-        MANY_CALLS: (
-            "dialogue.tool_calls",
-            dialogue.tool_calls,
-            # The beginning of a long episode is what an agent could do, too.
-            [0 if s.trace.acts else sum(not is_turn for _, is_turn in s.parts) for s in samples],
-        ),
+    """Return a fault for each trace of more tokens than the context, by the trace's ``id``."""
+    lengths = table.longest
+    remedy = f"raise prepare.policy.context to {max(lengths, default=0)}, or shorten it"
+    return {
+        id(sample.trace): Fault(
+            sample.trace.place or f"traces, {sample.trace.question.id}",
+            LONG_TRACE,
+            remedy,
+            detail=f" ({length} tokens, prepare.policy.context has {context})",
+            question_id=sample.trace.question.id,
+        )
+        for sample, length in zip(samples, lengths, strict=True)
+        if length > context
     }
-    faults: dict[int, Fault] = {}
-    for kind, (key, limit, counts) in measured.items():
-        remedy = f"raise {key} to {max(counts, default=0)}, or shorten it"
-        for sample, count in zip(samples, counts, strict=True):
-            trace = sample.trace
-            if count > limit and id(trace) not in faults:
-                faults[id(trace)] = Fault(
-                    trace.place or f"traces, {trace.question.id}",
-                    kind,
-                    remedy,
-                    detail=f" ({count}, {key} has {limit})",
-                    question_id=trace.question.id,
-                )
-    return faults
+
+
+def unsayable(table: TraceTable, dialogue: Dialogue) -> list[str]:
+    """Return a line for each limit of an agent that traces exceed: rollouts cut what they teach.
+
+    A long episode of a world is none: its beginning is what an agent could do, too.
+    """
+    samples = list(compress(table.samples, table.begins))
+    calls = [
+        0 if sample.trace.acts else sum(not is_turn for _, is_turn in sample.parts)
+        for sample in samples
+    ]
+    lines = []
+    for what, key, limit, counts in (
+        (
+            "a turn of more tokens",
+            "dialogue.turn_tokens",
+            dialogue.turn_tokens,
+            table.longest_turns,
+        ),
+        ("more tool calls", "dialogue.tool_calls", dialogue.tool_calls, calls),
+    ):
+        if beyond := [count for count in counts if count > limit]:
+            lines.append(
+                f"{len(beyond):,} of {len(counts):,} traces have {what} than an agent may have: up "
+                f"to {max(beyond)}, and {key} is {limit}. The cold start teaches what rollouts "
+                f"cut: raise {key}, or shorten the traces"
+            )
+    return lines

@@ -49,7 +49,7 @@ from tasks.questions.faults import summary
 from tasks.questions.samples import samples_of, trace_table
 from tasks.questions.solver import Solver
 from tasks.questions.sources import MATERIALS, material, read_corpus, source_files
-from tasks.questions.unusable import LISTING, long_questions, long_traces
+from tasks.questions.unusable import LISTING, long_questions, unsayable
 from tasks.questions.written import WrittenTraces
 from tasks.recipes import load as settings_of
 from tasks.scorers import project_scorers
@@ -701,7 +701,6 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
             Calculator().open,
             settings=settings(policy=fetched, faulty=faulty),
             dialect={"native": Native(renderer="default", options={"tool_parser": "qwen3"})},
-            dialogue=DIALOGUE.model_copy(update={"turn_tokens": 64}),
         )
         return made, read_rows(places_of(made)["traces"])
 
@@ -722,7 +721,7 @@ def test_a_template_that_goes_on_in_new_prompts_has_a_row_for_each(tmp_path, mon
     assert fewer == [row for row in traces if row["question_id"] != dropped["question_id"]]
 
 
-def test_a_trace_that_no_agent_could_say_is_left_out():
+def test_traces_that_no_agent_could_say_are_counted():
     dialogue = DIALOGUE.model_copy(update={"turn_tokens": 30, "tool_calls": 1})
     call = [("<python>1</python>", True), ("<result>1</result>", False)]
     answer = ("<answer>\\boxed{7}</answer>", True)
@@ -735,12 +734,11 @@ def test_a_trace_that_no_agent_could_say_is_left_out():
     spec = text_spec("python", "Run.", "code", "it")
     dialect = DIALECT.open(Tags(), families.tokenizer("qwen2.5"), dialogue, [spec])
     table = trace_table(samples, dialect)
-    faults = long_traces(samples, table, dialogue, 10_000)
-    words = {fault.question_id: fault.remedy for fault in faults.values()}
-    assert words == {
-        "often": "raise dialogue.tool_calls to 2, or shorten it",
-        "long": f"raise dialogue.turn_tokens to {max(table.longest_turns)}, or shorten it",
-    }
+    turn, calls = unsayable(table, dialogue)
+    assert turn.startswith("1 of 3 traces have a turn of more tokens than an agent may have: up to")
+    assert f"{max(table.longest_turns)}, and dialogue.turn_tokens is 30" in turn
+    assert "1 of 3 traces have more tool calls than an agent may have: up to 2" in calls
+    assert unsayable(table, DIALOGUE.model_copy(update={"turn_tokens": 999})) == []
 
 
 def test_a_template_is_looked_at_before_any_work(tmp_path, monkeypatch, policy):
