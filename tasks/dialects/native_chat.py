@@ -70,9 +70,12 @@ class NativeChat:
     def reply(self, prompt: Tokens, turn: Tokens, text: str, stopped: str, calls: int) -> TurnReply:
         dialect = self.dialect
         read = dialect.read(prompt, turn, text, stopped)
+        said = talk.readable(dialect._without_end(turn, text))
+        # A client that has offered no such tool would get neither a text nor a call that it knows.
+        if not dialect.free and any(call.tool not in dialect.specs for call in read.calls):
+            return TurnReply(ChatMessage("assistant", said), Outcome.BAD_CALL)
         if read.outcome not in (Outcome.CALL, Outcome.ANSWER, Outcome.NO_ANSWER):
-            said = dialect._without_end(turn, text)
-            return TurnReply(ChatMessage("assistant", talk.readable(said)), read.outcome)
+            return TurnReply(ChatMessage("assistant", said), read.outcome)
         parsed = dialect._parsed(turn.tolist(), prompt.tolist())
         thoughts = talk.readable(parsed.reasoning_content or "") if parsed else ""
         made = tuple(self._call(each) for each in numbered(dialect, read.calls, calls))

@@ -21,7 +21,7 @@ from tasks.dialects.chat_format import (
 from tasks.dialects.contract import Tokens, numbered
 from tasks.dialects.json_values import object_of
 from tasks.dialects.tags import TagsDialect
-from tasks.dialects.written_turns import in_tags
+from tasks.dialects.written_turns import THOUGHT, in_tags
 from tasks.trees import dialogue as talk
 from tasks.trees.markers import encode, markers
 from tasks.trees.outcomes import Outcome
@@ -74,7 +74,8 @@ class TagsChat:
     def reply(self, prompt: Tokens, turn: Tokens, text: str, stopped: str, calls: int) -> TurnReply:
         read = self.dialect.read(prompt, turn, text, stopped)
         offered = {spec.name for spec in self.dialect.specs}
-        if any(call.tool not in offered for call in read.calls):  # a client would not know of it
+        called = [*read.calls, *talk.read_calls(THOUGHT.sub("", text), self.dialect.tools)]
+        if any(call.tool not in offered for call in called):  # a client would not know of it
             return TurnReply(ChatMessage("assistant", talk.readable(text)), Outcome.BAD_CALL)
         if read.outcome not in (Outcome.CALL, Outcome.ANSWER, Outcome.NO_ANSWER):
             return TurnReply(ChatMessage("assistant", talk.readable(text)), read.outcome)

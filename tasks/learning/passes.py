@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
@@ -327,7 +328,10 @@ def recomputing(model: Any, recompute: bool) -> Iterator[None]:
     if not recompute:
         yield
         return
-    if not model.supports_gradient_checkpointing:
+    layers: list[Any] = [
+        part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)
+    ]
+    if not (model.supports_gradient_checkpointing and layers):
         raise ValueError(
             f"reinforce.update.recompute is true, and {type(model).__name__} does not support "
             "gradient checkpointing: set it to false, or use another policy"
@@ -336,13 +340,31 @@ def recomputing(model: Any, recompute: bool) -> Iterator[None]:
         {"use_reentrant": False, "context_fn": routed_experts.recomputing}
     )
     model.disable_input_require_grads()  # only reentrant checkpointing needs them
-    parts = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
-    modes = [part.training for part in parts]
-    for part in parts:
-        part.training = True  # it recomputes in this mode only; what it contains keeps its own
+    modes = [layer.training for layer in layers]
+    for layer in layers:
+        # It recomputes in this mode only, and must not drop anything out in it. What is around the
+        # layers is not in it, or it would leave some of them out.
+        layer.training = True
+        recompute_in = layer._gradient_checkpointing_func
+        layer._gradient_checkpointing_func = partial(_evaluating, layer, recompute_in)
     try:
         yield
     finally:
         model.gradient_checkpointing_disable()
-        for part, mode in zip(parts, modes, strict=True):
-            part.training = mode
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode
+
+
+def _evaluating(
+    layer: Any, recompute_in: Callable[..., Any], forward: Callable[..., Any], *inputs: Any
+) -> Any:
+    """Return a layer's outputs, computed as in evaluation, now and in the backward pass."""
+
+    def computed(*given: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*given)
+        finally:
+            layer.training = True
+
+    return recompute_in(computed, *inputs)

@@ -55,7 +55,8 @@ def tree_of(
             key, begun = (last, id(answer)), answer.begun
             if key not in turns:
                 parts = {0: last}
-                if begun is not None:
+                # Where it was asked for after something else than before, all of it is its own.
+                if begun is not None and (last, id(begun.answer)) in turns:
                     parts[begun.tokens] = turns[last, id(begun.answer)][begun.tokens]
                 turns[key] = parts
                 _append_turn(tree, parts, answer, cuts.get(id(answer), ()), tokenizer, policy_steps)

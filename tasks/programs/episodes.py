@@ -9,7 +9,8 @@ before it, never from the time at which they came.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -229,7 +230,13 @@ class ProgramEpisode:
         ]
         if not fitting:
             return None, ()
-        last = max(fitting, key=lambda answer: len(answer.forms))
+
+        def closest(answer: SampledAnswer) -> tuple[int, bool, tuple[int, int]]:
+            thoughts = asked.messages[len(answer.forms)].thoughts
+            same = bool(thoughts) and answer.reply.message.thoughts == thoughts
+            return len(answer.forms), same, answer.order[:2]
+
+        last = max(fitting, key=closest)  # the newest of those; the first choice of a request
         following = asked.messages[len(last.forms) + 1 :]
         if any(message.role in ("assistant", "system") for message in following):
             return None, ()
@@ -310,17 +317,28 @@ def seed_of(episode: ProgramEpisode, key: str) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(words).encode(), digest_size=8).digest())
 
 
-def until_stop(sample: Sample, texts: Sequence[str], stops: Sequence[str]) -> tuple[Sample, bool]:
+def until_stop(
+    sample: Sample, decode: Callable[[Tokens], str], stops: Sequence[str]
+) -> tuple[Sample, bool]:
     """Return a sample cut behind the token that completes one of a request's stop strings.
 
-    ``texts``: of its tokens. What was drawn after it was never read. Also whether it was cut.
+    What was drawn after it was never read. Also whether it was cut. Strings are looked for in the
+    text of all tokens together: a character may have several, and a space may belong to none. The
+    end token ends a turn by itself, also where a string names it.
     """
-    if not stops:
+
+    def holds(count: int) -> bool:
+        text = decode(sample.tokens[:count])
+        return any(stop in text for stop in stops)
+
+    most = len(sample.tokens) - (sample.stopped == StopReason.END)
+    if not stops or not holds(most):
         return sample, False
-    whole = ""
-    for count, text in enumerate(texts, 1):
-        whole += text
-        if any(stop in whole for stop in stops):
-            parts = (sample.tokens[:count], sample.logprobs[:count], sample.entropies[:count])
-            return Sample(*parts, StopReason.STOP, sample.experts), True
-    return sample, False
+    count = bisect_left(range(most), True, key=holds)
+    parts = (sample.tokens[:count], sample.logprobs[:count], sample.entropies[:count])
+    return Sample(*parts, StopReason.STOP, sample.experts), True
+
+
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """Return a text up to the first of the strings in it."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]

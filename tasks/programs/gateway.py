@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tasks.programs import answering, responses_api
+from tasks.programs import answering, relay, responses_api
 from tasks.programs.asking import Asked, FixedSampling, read
 from tasks.programs.episodes import ProgramEpisode, SampledAnswer
 from tasks.programs.launching import SOCKET
@@ -56,6 +56,7 @@ class Gateway:
         listen: str,
         port: int = 0,
     ) -> None:
+        relay.allow_connections()
         self.queue, self.sampling = queue, sampling
         self.callers: dict[str, list[KeyHolder]] = {}  # by key
         self.keys: dict[int, str] = {}  # by id of the episode

@@ -24,6 +24,7 @@ from tasks.programs.contract import ProgramKind, ProgramSettings, ResultError, r
 from tasks.programs.episodes import ProgramEpisode
 from tasks.trees.outcomes import Outcome
 
+LONGEST_FOLDER = 60  # bytes, of the folder for temporary files
 CERTIFICATE_END = "-----END CERTIFICATE-----"
 SOCKET = "socket"  # of the gateway, in its folder
 STARTS = 3  # of a host in a row that ends before any episode has
@@ -285,7 +286,9 @@ def end(host: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def staged() -> Iterator[tuple[Path, Path]]:
     """Make the folders of a host's files and of the gateway's socket, open to every user."""
-    folder = Path(tempfile.mkdtemp(prefix="beamline-program-"))
+    # The path of a socket has at most 107 bytes.
+    short = len(tempfile.gettempdir()) <= LONGEST_FOLDER
+    folder = Path(tempfile.mkdtemp(prefix="beamline-program-", dir=None if short else "/tmp"))
     try:
         folder.chmod(0o755)
         stage, sockets = folder / "host", folder / "gateway"

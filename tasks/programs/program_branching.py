@@ -90,6 +90,10 @@ def at_marks(
         pieces = segment.token_texts(setting.tokenizer, longest + 1)
         ends = segment.ends(setting.marks, trajectory, pieces)
         for point in branching_points(trajectory, ends, rollout.marks_per_rollout):
+            answer = sum(node.kind == TURN for node in trajectory[: point.place])
+            tokens = point.tokens if point.inside else 0
+            if not _can_begin(episode.in_order(), answer, tokens):
+                continue
             decision = decide(
                 _initial_entropy(episode.in_order(), rollout),
                 point.entropies,
@@ -100,8 +104,6 @@ def at_marks(
             )
             added = min(rollout.branch, left)
             left -= added
-            answer = sum(node.kind == TURN for node in trajectory[: point.place])
-            tokens = point.tokens if point.inside else 0
             points.append(BranchPoint(episode, answer, replace(decision, added=added), tokens))
     return points
 
@@ -145,9 +147,21 @@ def _observed(episodes: Sequence[ProgramEpisode]) -> list[tuple[ProgramEpisode, 
     for episode in episodes:
         answers = episode.in_order()
         for number in range(1, len(answers)):
+            if not _can_begin(answers, number):
+                continue
             key = id(answers[number - 1]), answers[number].prompt.tobytes()
             places.setdefault(key, (episode, number))
     return list(places.values())
+
+
+def _can_begin(answers: Sequence[SampledAnswer], number: int, tokens: int = 0) -> bool:
+    """Return whether a branch can begin before an answer, or after so many of its tokens.
+
+    The choices of one request are given together, so none begins between two of them, or in one.
+    """
+    if tokens:
+        return answers[number].asked.choices == 1
+    return number == 0 or answers[number].asked is not answers[number - 1].asked
 
 
 def _initial_entropy(answers: Sequence[SampledAnswer], rollout: Rollout) -> float:

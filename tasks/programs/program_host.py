@@ -232,8 +232,15 @@ class Host:
             os.close(pipe)
         if watched.tasks >= 0 and held is watched.returned:
             self.hear(watched)
-        if not self.warmed and held is watched.returned and b"\n" in held:
-            self.warm(held.partition(b"\n")[0])
+        if held is watched.returned:
+            self.take_modules(watched)
+
+    def take_modules(self, watched: Watched) -> None:
+        """Take from what the first episode returns the line that says what it has imported."""
+        line, end, rest = watched.returned.partition(b"\n")
+        if not self.warmed and end:
+            watched.returned[:] = rest
+            self.warm(line)
 
     def hear(self, watched: Watched) -> None:
         """End the episode of a command that is kept warm where it has said what came of it."""
@@ -275,8 +282,9 @@ class Host:
         if watched.order is not None and untouched:
             self.give(watched.order, self.begin(watched.order))
         elif watched.order is not None:
+            self.take_modules(watched)
             self.reply(watched, status, watched.returned)
-            self.warm(watched.returned.partition(b"\n")[0])
+            self.warm(b"")
 
     def has_not_read(self, watched: Watched) -> bool:
         """Return whether a warm command ended after its last episode, before it read this task."""

@@ -104,9 +104,8 @@ class Desk:
         with ExitStack() as stack:
             gateway = Gateway(self.queue, self.sampling, sockets, settings.listen)
             stack.enter_context(gateway)
-            address = (
-                f"{settings.listen}:{gateway.port}" if settings.trusted else f"127.0.0.1:{PORT}"
-            )
+            host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
+            address = f"{host}:{gateway.port}" if settings.trusted else f"127.0.0.1:{PORT}"
 
             def endpoint(episode: ProgramEpisode) -> Mapping[str, Any]:
                 return gateway.endpoint(episode, address, settings.seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 from contextlib import suppress
@@ -14,6 +15,15 @@ from contextlib import suppress
 from tasks.extensions import descendants
 
 BLOCK = 65536
+MOST_FILES = 2**16
+
+
+def allow_connections() -> None:
+    """Let this process have as many files open as connections need: two each, in the relay."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def start(path: str, port: int) -> int:
@@ -27,6 +37,7 @@ def start(path: str, port: int) -> int:
     if process == 0:
         try:
             descendants.signal_at_parents_end(signal.SIGKILL, host)
+            allow_connections()
             asyncio.run(_serve(listening, path))
         finally:
             os._exit(1)

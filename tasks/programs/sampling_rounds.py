@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,14 +16,21 @@ from params.schema.agent import Dialogue
 from params.schema.base import Frozen
 from tasks.dialects.chat_format import ChatFormat, ChatMessage, TurnReply
 from tasks.dialects.chats import open_chat
+from tasks.dialects.written_turns import in_tags
 from tasks.engines import Engine, Sample, SamplingRequest, SamplingSession
 from tasks.policy.parallel import side_by_side
 from tasks.programs.asking import Asked, FixedSampling
 from tasks.programs.contract import ProgramSettings, task_of
-from tasks.programs.episodes import Placed, ProgramEpisode, SampledAnswer, seed_of, until_stop
-from tasks.programs.messages import RefusedError, messages_of, tool_form
+from tasks.programs.episodes import (
+    Placed,
+    ProgramEpisode,
+    SampledAnswer,
+    before_stop,
+    seed_of,
+    until_stop,
+)
+from tasks.programs.messages import RefusedError, messages_of
 from tasks.programs.request_queue import RequestQueue, WaitingRequest
-from tasks.trees import marks
 from tasks.trees.outcomes import StopReason
 
 OWN_CALL = re.compile(r"call_?(\d{1,5})")  # the ids that dialects give to calls
@@ -99,6 +107,8 @@ class Rounds:
                 placed.append((request, place))
             except RefusedError as error:
                 self.queue.give(request, error)
+            except (OSError, MemoryError):  # of this machine, and no doing of the program
+                raise
             except Exception as error:  # of any kind: one request must not end a training
                 reason = f"the request cannot be read ({type(error).__name__}: {error})"[:500]
                 self.queue.give(request, RefusedError(reason))
@@ -120,7 +130,8 @@ class Rounds:
 
     def _chat(self, asked: Asked) -> ChatFormat:
         """Return the dialect for the tools of a request. Raises RefusedError where it has none."""
-        key = tool_form(asked.tools)
+        # In their own spelling: what an agent reads of its tools depends on no other agent.
+        key = json.dumps([[tool.name, tool.description, tool.parameters] for tool in asked.tools])
         if key not in self.chats:
             try:
                 self.chats[key] = self.open(asked.tools)
@@ -131,20 +142,19 @@ class Rounds:
     def _answer(self, place: Placed, choice: int, sample: Sample) -> SampledAnswer:
         """Read a sampled turn, up to a stop string of its request."""
         tokenizer, sample = self.tokenizer, place.whole(sample)
-        pieces = marks.token_texts(tokenizer, int(sample.tokens.max(initial=0)) + 1)
-        texts = [pieces[token] for token in sample.tokens]
         if place.begun:  # the engine has not seen a stop string that began in what was given
-            sample, _ = until_stop(sample, texts, place.chat.stop_strings)
-        sample, cut = until_stop(sample, texts, place.asked.stop)
+            sample, _ = until_stop(sample, tokenizer.decode, place.chat.stop_strings)
+        sample, cut = until_stop(sample, tokenizer.decode, place.asked.stop)
         text = tokenizer.decode(sample.tokens)
         if sample.stopped == StopReason.END:
             text = text.removesuffix(tokenizer.eos_token)
         if cut:
-            text = text[: min(at for stop in place.asked.stop if (at := text.find(stop)) >= 0)]
+            text = before_stop(text, place.asked.stop)
         made = calls_before(place.asked.messages)
         reply = place.chat.reply(place.prompt, sample.tokens, text, sample.stopped, made)
         if cut:
-            reply = TurnReply(ChatMessage("assistant", text), reply.outcome)
+            thoughts, _, said = in_tags(text, ())
+            reply = TurnReply(ChatMessage("assistant", said, thoughts=thoughts), reply.outcome)
         order = (self.counts.rounds, len(place.forms), place.keys[choice])
         return SampledAnswer(
             place.asked,

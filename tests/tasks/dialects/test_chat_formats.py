@@ -55,6 +55,21 @@ def test_a_later_system_message_stays_in_its_place(name, kind):
         assert later.index(IN_ORDER[-2]) < later.index(IN_ORDER[-1])
 
 
+@pytest.mark.parametrize("kind", ["tags", "native"])
+def test_a_call_of_a_tool_that_was_not_offered_is_a_text(kind):
+    tokenizer = families.for_renderer("qwen3")
+    section = {"tags": Tags()} if kind == "tags" else {"native": Native(renderer="qwen3")}
+    chat = open_chat(section, tokenizer, LAYOUT, [])
+    prompt = chat.prompt(messages_of(SAID[:2]))
+    said = {
+        "tags": "<python>7</python>",
+        "native": '<tool_call>\n{"name": "remove", "arguments": {}}\n</tool_call>',
+    }[kind]
+    turn = np.array(tokenizer.encode(f"{said}<|im_end|>", add_special_tokens=False), np.int32)
+    reply = chat.reply(prompt, turn, said, "end", 0)
+    assert (reply.message.content, reply.message.calls) == (said, ())
+
+
 def test_a_template_that_drops_it_is_refused():
     tokenizer = copy.deepcopy(families.for_renderer("qwen3"))
     tokenizer.chat_template = (

@@ -294,3 +294,24 @@ def test_the_price_of_rows_is_said(recurrent, fresh):
     assert "(2 of 2 layers linear_attention)" in said and f"computes {rows} tokens" in said
     assert f"instead of {packed.tokens.shape[1]}, " in said
     assert passes.price_of_rows(model_of("qwen3"), trees) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "dropping"),
+    [
+        ("opt", {**FAMILIES["opt"], "dropout": 0.2, "layerdrop": 0.5}),
+        ("starcoder2", {"residual_dropout": 0.2, "embedding_dropout": 0.2}),
+    ],
+)
+def test_recomputing_drops_nothing_out(name, dropping):
+    model = small_copy(CONFIGS[name](**{**SIZES, **dropping}), 2**30).eval()
+    ids = torch.arange(3, 43)[None]
+    gradients = []
+    for recompute in (False, True):
+        model.zero_grad()
+        with passes.recomputing(model, recompute):
+            model(ids, use_cache=False).logits.square().mean().backward()
+        gradients.append([w.grad.clone() for w in model.parameters() if w.grad is not None])
+    assert not any(part.training for part in model.modules())
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain)

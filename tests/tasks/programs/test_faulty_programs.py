@@ -19,6 +19,7 @@ from tasks.trees.tree import Question
 from tests.reward_parts import listed
 from tests.tasks.programs import conftest
 from tests.tasks.programs.test_clients import answering, answers
+from tests.waiting import wait_until
 
 FAULTS = {  # program: outcome, what is said of it
     "silent": ("no_answer", None),
@@ -74,7 +75,7 @@ def test_faults_have_names(own, running, trusted):
     for name, (outcome, said) in FAULTS.items():
         assert told[name][0] == outcome, (name, told[name])
         assert said is None or said in told[name][1], (name, told[name])
-    assert not left_running(own.parent)
+    wait_until(lambda: not left_running(own.parent), "the end of what they have started")
 
 
 @pytest.mark.parametrize("name", ["hanging", "busy"])
@@ -92,7 +93,7 @@ def test_a_program_that_stops_what_would_end_it_is_ended(own, running, monkeypat
     )
     ((outcome, fault),) = endings(trees)
     assert (outcome, "the host of the programs has ended" in fault) == ("program_died", True)
-    assert not left_running(own.parent)
+    wait_until(lambda: not left_running(own.parent), "the end of what they have started")
 
 
 def test_long_tasks_and_logs_of_many_episodes_do_not_wait_for_each_other(own, running, monkeypatch):

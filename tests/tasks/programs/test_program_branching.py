@@ -157,6 +157,43 @@ def test_requests_of_one_moment_may_change_their_order(own, running):
     assert all(tree.decisions for tree in trees)
 
 
+SEVERAL = """
+from own.wanderer import ask
+
+def run(task, endpoint):
+    messages = list(task.messages)
+    for number in range(2):
+        messages += [ask(endpoint, messages, n=2), {"role": "user", "content": f"On {number}."}]
+    return "7"
+"""
+# Two agents side by side, of which sometimes one and sometimes the other goes on first.
+SIDE_BY_SIDE = """
+import random, time
+from concurrent.futures import ThreadPoolExecutor
+from own.wanderer import ask
+
+def one(endpoint, messages):
+    for number in range(2):
+        time.sleep(0.02 * random.random())
+        messages = [*messages, ask(endpoint, messages), {"role": "user", "content": f"{number}"}]
+
+def run(task, endpoint):
+    begun = [[*task.messages, {"role": "user", "content": name}] for name in "ab"]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda each: one(endpoint, each), begun))
+    return "7"
+"""
+
+
+@pytest.mark.parametrize("branching", ["entropy", "marks", "random"])
+@pytest.mark.parametrize("code", [SEVERAL, SIDE_BY_SIDE], ids=["several choices", "side by side"])
+def test_branches_of_programs_with_many_requests(own, running, code, branching):
+    (own / "asking.py").write_text(code)
+    trees, _ = running(thinking).grow("own/asking.py:run", 4, 8, branching, lanes=32)
+    outcomes = Counter(tree.nodes[leaf].outcome for tree in trees for leaf in tree.leaves)
+    assert outcomes == {"answer": 32}
+
+
 def test_a_program_that_asks_something_else_is_left_out(own, running, tmp_path):
     seen = tmp_path / "seen"
     seen.mkdir()
