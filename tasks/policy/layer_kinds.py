@@ -109,6 +109,8 @@ def refusal(config: Mapping[str, Any], context: int) -> str:
     """
     if what := _quantized(config):
         return what
+    if _of_text(config).get("is_causal") is False:
+        return f"with is_causal: false in its config.json, so that tokens see later ones: {INSTEAD}"
     if _is_plain(config):
         return ""
     whole, kind = _whole(config), str(config.get("model_type"))

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from params.schema.base import Machine
 from params.schema.prepare import PretrainedPolicy
@@ -56,7 +57,17 @@ def fetch_policy(settings: PretrainedPolicy) -> tuple[Any, Any]:
             return gguf_file.load(settings.name, settings.gguf, settings.revision), tokenizer
     model = _model(transformers.AutoModelForCausalLM, settings.name, settings.revision)
     _check_finite(model, settings.name)
+    _end_as(model, tokenizer)
     return model, tokenizer
+
+
+def _end_as(model: Any, tokenizer: Any) -> None:
+    """Let the settings for generation know the token that ends a turn here, beside their own."""
+    settings, end = getattr(model, "generation_config", None), tokenizer.eos_token_id
+    given = getattr(settings, "eos_token_id", None)
+    known = [one for one in (given if isinstance(given, list) else [given]) if type(one) is int]
+    if settings is not None and end is not None and end not in known:
+        settings.eos_token_id = [end, *known] if known else end
 
 
 def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
@@ -68,6 +79,12 @@ def fetch_config(settings: PretrainedPolicy) -> dict[str, Any]:
 
 def _config_of(name: str | Path, revision: str | None) -> dict[str, Any]:
     """Return the parsed config.json. Raises ValueError, in one line, where it is not an object."""
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        remedy = "name a folder that save_pretrained of transformers has written"
+        if (folder / adapter.CONFIG).is_file():
+            remedy = "it is an adapter: merge it into its base (peft: merge_and_unload)"
+        raise ValueError(f"the policy {name} has no config.json: {remedy}")
     with _explained(name):
         config, _ = transformers.PreTrainedConfig.get_config_dict(name, revision=revision)
         return dict(config)
@@ -79,9 +96,11 @@ def fetch_tokenizer(settings: PretrainedPolicy) -> Any:
         return gguf_file.load_tokenizer(settings.name, settings.gguf, settings.revision)
     _refuse_code(settings.name, settings.revision)
     with _explained(settings.name, "config.json, tokenizer.json or tokenizer_config.json"):
-        return _tokenizer_class(settings).from_pretrained(
+        tokenizer = _tokenizer_class(settings).from_pretrained(
             settings.name, revision=settings.revision, trust_remote_code=False
         )
+        tokenizer.init_kwargs.pop("auto_map", None)  # of code that is not saved with it
+        return tokenizer
 
 
 def _tokenizer_class(settings: PretrainedPolicy) -> Any:
@@ -127,6 +146,8 @@ def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | N
     given = getattr(model, "generation_config", None)
     if given is not None and given.to_diff_dict().keys() - SAID_BY_GENERATION:
         model.generation_config = _with_ids_alone(given)
+    if hasattr(model.config, "auto_map"):
+        del model.config.auto_map  # names code that is not beside what is saved
     with no_tensor_is_sharded():
         model.save_pretrained(folder, state_dict=weights)
 
@@ -167,6 +188,7 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # which are refused below, with their names
                 **options,
             )
             if adapter.attached(model):
@@ -174,7 +196,10 @@ def _model(kind: Any, name: str | Path, revision: str | None, **options: Any) ->
                     f"the policy {name} holds an adapter ({adapter.CONFIG}): merge it into its "
                     "base (peft: merge_and_unload) and name the folder of the whole, or remove it"
                 )
+            _check_shapes(loading["mismatched_keys"], name)
             _check_weights(model, whole, loading["missing_keys"], name)
+            if not quantized:
+                _check_used(model, whole, loading["unexpected_keys"], name)
             return _plain(model) if quantized else model
     except OSError as error:
         if "safetensors" not in str(error):
@@ -253,6 +278,47 @@ def _check_weights(
         )
 
 
+def _check_shapes(mismatched: Iterable[Any], name: str | Path) -> None:
+    """Raise ValueError where a weight has another shape in its file than by config.json."""
+    for key, held, wanted in sorted(mismatched):
+        raise ValueError(
+            f"the policy {name} has {key} in the shape {tuple(held)}, and by its config.json it is "
+            f"{tuple(wanted)}: correct the sizes in config.json, or fetch the policy again"
+        )
+
+
+def _check_used(
+    model: Any, config: Mapping[str, Any], unexpected: Iterable[str], name: str | Path
+) -> None:
+    """Raise ValueError where files have weights of the policy's own layers that nothing uses.
+
+    Those of other parts, such as a part that sees images, are none of a policy's.
+    """
+    modules = dict(model.named_modules())
+    more = int(config.get("num_nextn_predict_layers") or 0)  # layers of other heads, after the last
+    unused = [key for key in sorted(unexpected) if _belongs(key, modules, more)]
+    if unused:
+        raise ValueError(
+            f"the policy {name} has weights that its config.json leaves out: {unused[0]}"
+            f"{f' and {len(unused) - 1} more' if unused[1:] else ''}: correct config.json (numbers "
+            "of layers, biases), or fetch the policy again"
+        )
+
+
+def _belongs(key: str, modules: Mapping[str, Any], more: int) -> bool:
+    """Return whether a weight is of a layer that a model has, or of one behind its last layer."""
+    place, _, _ = key.rpartition(".")
+    owner = modules.get(place)
+    if owner is not None and any(True for _ in owner.parameters(recurse=False)):
+        return True
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        layers = modules.get(".".join(parts[:depth]))
+        if part.isdecimal() and isinstance(layers, torch.nn.ModuleList):
+            return int(part) >= len(layers) + more
+    return False
+
+
 def _check_finite(model: Any, name: str | Path) -> None:
     """Raise ValueError where a weight is no number: no pass through it is one."""
     for key, weight in model.named_parameters():
@@ -270,12 +336,30 @@ def _explained(name: str | Path, files: str = "config.json") -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, MemoryError):
         raise
+    except SafetensorError as error:
+        damaged = ", ".join(_damaged(Path(name))) or "a *.safetensors"
+        raise ValueError(
+            f"the policy {name} has a damaged file of weights, {damaged} ({error}): fetch it again "
+            "(a file of a few lines stands for one that git lfs pull fetches)"
+        ) from error
     except Exception as error:  # of any kind: of divisions, of its checks of types
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
             f"transformers cannot load the policy {name} ({reason}): correct its {files}, or "
             "take another policy"
         ) from error
+
+
+def _damaged(folder: Path) -> list[str]:
+    """Return the names of the files of weights in a folder that cannot be opened."""
+    names = []
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError:
+            names.append(file.name)
+    return names
 
 
 @contextmanager

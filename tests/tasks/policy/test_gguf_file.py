@@ -2,6 +2,7 @@ import json
 import sys
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -55,7 +56,7 @@ def folder(llama, tokenizer, tmp_path_factory):
     return folder
 
 
-def write(file, model, tokenizer):
+def write(file, model, tokenizer, scaling=None):
     config = model.config
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -66,6 +67,11 @@ def write(file, model, tokenizer):
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if scaling == "tensor":  # as llama.cpp writes Llama 3's
+        writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
+    elif scaling:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
     writer.add_vocab_size(config.vocab_size)
     add_tokenizer(writer, tokenizer)
     for name, weight in model.state_dict().items():
@@ -157,3 +163,12 @@ def test_a_bad_file_is_one_line_with_its_name(folder, tmp_path, file, content, s
     with pytest.raises(ValueError, match=f"'prepare.policy.gguf' = '{file}' .*{said}") as raised:
         load_model.fetch_policy(settings(tmp_path, file))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "yarn"])
+def test_positions_that_transformers_would_not_scale_are_refused(
+    scaling, llama, tokenizer, tmp_path
+):
+    write(tmp_path / FILE, llama, tokenizer, scaling)
+    with pytest.raises(ValueError, match=r"scales its positions by .*rope"):
+        load_model.fetch_policy(settings(tmp_path))

@@ -227,10 +227,55 @@ def test_a_tokenizer_splits_as_its_file_says_whatever_its_class(
 def test_settings_that_change_the_distribution_are_not_written(settings, brought, tmp_path):
     ids = {"eos_token_id": [2, 3], "pad_token_id": 0, "bos_token_id": 1}
     (brought / "generation_config.json").write_text(json.dumps(settings | ids))
-    model, _ = fetch_policy(given(brought))
+    model, tokenizer = fetch_policy(given(brought))
     save_model(model, tmp_path / "again")
     written = json.loads((tmp_path / "again" / "generation_config.json").read_text())
-    assert ids.items() <= written.items() and not written.keys() & settings.keys()
+    ids["eos_token_id"] = [tokenizer.eos_token_id, 2, 3]  # the end of a turn here, too
+    assert {name: written.get(name) for name in ids} == ids
+    assert not written.keys() & settings.keys()
+
+
+@pytest.mark.parametrize(
+    ("saved", "config", "said"),
+    [
+        ({"attention_bias": True}, {"attention_bias": False}, r"leaves out: .*_proj\.bias and \d"),
+        ({}, {"num_hidden_layers": 1}, r"leaves out: model\.layers\.1\..* and \d+ more: correct"),
+        ({}, {"intermediate_size": 64}, r"in the shape .*, and by its config.json it is .*64"),
+        ({}, {"vocab_size": 99}, r"in the shape .*, and by its config.json it is \(99, "),
+    ],
+)
+def test_weights_that_disagree_with_the_config_are_named(saved, config, said, brought):
+    kept = {"model_type": "llama", **SIZES, **saved}
+    whole = AutoConfig.for_model(kept.pop("model_type"), **kept)
+    AutoModelForCausalLM.from_config(whole).save_pretrained(brought)
+    configured(brought, **config)
+    with pytest.raises(ValueError, match=said):
+        fetch_policy(given(brought))
+
+
+def test_weights_of_other_parts_are_left_alone(brought):
+    changed(brought, lambda weights: weights.update({"vision.layers.0.weight": torch.ones(2)}))
+    fetch_policy(given(brought))
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"\0" * 99])
+def test_a_damaged_file_of_weights_is_named(content, brought):
+    (brought / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"damaged file of weights, model\.safetensors .*git lfs"):
+        fetch_policy(given(brought))
+
+
+def test_a_folder_without_a_config_is_named(brought):
+    (brought / "config.json").rename(brought / "adapter_config.json")
+    with pytest.raises(ValueError, match=r"has no config\.json: it is an adapter: merge it"):
+        fetch_policy(given(brought))
+
+
+def test_what_is_saved_names_no_code_that_is_not_there(brought, tmp_path):
+    configured(brought, auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
+    model, _ = fetch_policy(given(brought))
+    save_model(model, tmp_path / "again")
+    assert "auto_map" not in json.loads((tmp_path / "again/config.json").read_text())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
