@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from params.schema.base import Machine
 from params.schema.reinforce import Update
@@ -43,6 +42,7 @@ from tasks.learning.packing import (
     to_nodes,
 )
 from tasks.policy import layer_kinds, routed_experts, sharding, token_ids, world
+from tasks.policy.lean_transformers import transformers
 from tasks.policy.logits import backbone_of, head_of
 from tasks.policy.machine import LARGE, in_precision
 from tasks.policy.parallel import lanes, side_by_side
@@ -329,7 +329,9 @@ def recomputing(model: Any, recompute: bool) -> Iterator[None]:
         yield
         return
     layers: list[Any] = [
-        part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)
+        part
+        for part in model.modules()
+        if isinstance(part, transformers.modeling_layers.GradientCheckpointingLayer)
     ]
     if not (model.supports_gradient_checkpointing and layers):
         raise ValueError(
