@@ -33,6 +33,7 @@ def test_a_fault_begins_in_its_iteration_and_ends_with_the_run():
     training = SimpleNamespace(
         recipe=recipes.load("tiny", ROOT / "params"),
         algorithm=SimpleNamespace(branching="none"),
+        environment=SimpleNamespace(specs=()),
         policy=first,
         questions=first,
         corpus=first,
