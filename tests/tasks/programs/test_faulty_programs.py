@@ -239,7 +239,7 @@ def test_a_command_is_kept_for_further_episodes(own, running, trusted):
     (own / "script.py").write_text(KEPT_WARM)
     run = (walls.interpreter(""), "own/script.py")
     trees, _ = running(answering).grow(
-        "command", questions=12, lanes=2, trusted=trusted, run=run, keep_warm=True, seconds=8.0
+        "command", questions=12, lanes=2, trusted=trusted, run=run, keep_warm=True, seconds=20.0
     )
     failed = {"q2": "program_died", "q4": "program_timeout", "q6": "program_failed"}
     failed["q8"] = "program_failed"
